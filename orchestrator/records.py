@@ -1,0 +1,443 @@
+"""The shared vocabulary: frozen record types and their units. Imports nothing of ours.
+
+Units stand in the names (`_s` seconds, `_ms` milliseconds, `_us` microseconds, `_mib` MiB, `tok/s` where `unit` says
+so). What does not exist is `None`, never 0; no field ever holds NaN or infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+SCHEMA_VERSION = 1
+
+CacheState = Literal["cold", "clear", "warm", "as-is"]
+BootOutcome = Literal["completed", "crashed", "not_ready", "disturbed", "aborted"]
+Outcome = Literal["startup_failure", "fatal", "benign"]
+StepName = Literal[
+    "clean_slate",
+    "cold",
+    "render",
+    "start",
+    "ready",
+    "first_request",
+    "headroom",
+    "sanity",
+    "trials",
+    "stop",
+]
+STEPS: tuple[StepName, ...] = (
+    "clean_slate",
+    "cold",
+    "render",
+    "start",
+    "ready",
+    "first_request",
+    "headroom",
+    "sanity",
+    "trials",
+    "stop",
+)
+Reproducibility = Literal["REPRODUCES", "DOES_NOT_REPRODUCE", "UNDECIDED"]
+VariantAnswer = Literal["WINNER", "CONTENDER", "DOMINATED", "REJECTED", "UNDECIDED"]
+
+
+def now() -> str:
+    """The present moment, UTC, ISO 8601 with milliseconds and `Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Frozen(BaseModel):
+    """A finished thing: it never changes, and holds no NaN or infinity. Unknown keys of a later version are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+# --- raw, kept as it came ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What one command on the box answered."""
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One entry of the journal, or one line of a plain log.
+
+    `index` counts from 0 over the input. `at_us` is `__REALTIME_TIMESTAMP` (microseconds since the epoch).
+    `transport` is journald's (`stdout`, `journal`, `kernel`, `syslog` …). `fields` are journald's own fields, as far as
+    the classifier uses them.
+    """
+
+    index: int
+    message: str
+    at_us: int | None = None
+    invocation_id: str | None = None
+    unit: str | None = None
+    identifier: str | None = None
+    pid: int | None = None
+    transport: str | None = None
+    cursor: str | None = None
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """One request as the client saw it. Times are seconds of the client's monotonic clock.
+
+    `status` is the HTTP status (None: no answer); `error` is None when the request succeeded. `chunk_at_s` is the
+    arrival of each streamed chunk that held text. `completion_tokens` is the server's `usage`.
+    """
+
+    sent_at_s: float
+    ended_at_s: float
+    first_token_at_s: float | None
+    chunk_at_s: tuple[float, ...]
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    chunks: int
+    words: int
+    finish_reason: str | None
+    status: int | None
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending to the first token."""
+        return None if self.first_token_at_s is None else self.first_token_at_s - self.sent_at_s
+
+
+# --- what the journal says -----------------------------------------------------------------------------------------
+
+
+class Evidence(Frozen):
+    """One telling entry: `entry` counts from 0 over the input, `rule` is the CamelCase reason."""
+
+    entry: int
+    rule: str
+    text: str
+    at_us: int | None = None
+
+
+class Timeline(Frozen):
+    """Where the start-up time went, from the engine's own lines. Seconds; None where no line told."""
+
+    engine_version: str | None = None
+    imports_s: float | None = None
+    config_s: float | None = None
+    weights_s: float | None = None
+    compile_s: float | None = None
+    profiling_s: float | None = None
+    kv_cache_s: float | None = None
+    graph_capture_s: float | None = None
+    warmup_s: float | None = None
+    ready_s: float | None = None
+    compile_state: Literal["compiled", "loaded", "mixed", "no_compile", "unknown"] = "unknown"
+    weights_gib: float | None = None
+    kv_tokens: int | None = None
+    kv_gib: float | None = None
+    graph_capture_gib: float | None = None
+    num_batched_tokens: int | None = None
+
+
+class Answer(Frozen):
+    """The classifier's answer on one start, in the words of the case vocabulary."""
+
+    outcome: Outcome
+    phase: str
+    cause: str
+    complete: bool
+    evidence_may_be_missing: bool = False
+    evidence: tuple[Evidence, ...] = ()
+    permanent: bool | None = None
+    advice: str | None = None
+    timeline: Timeline | None = None
+
+
+# --- what was measured ---------------------------------------------------------------------------------------------
+
+
+class Rulers(Frozen):
+    """The same window by every ruler, tok/s (words/s and chunks/s for those two). Only `counter` is the measurement."""
+
+    counter: float | None = None
+    usage: float | None = None
+    chunks: float | None = None
+    words: float | None = None
+    logger: float | None = None
+
+
+class Quantiles(Frozen):
+    """Milliseconds over one trial; None without observations."""
+
+    n: int = 0
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class Deltas(Frozen):
+    """Increase of the server's counters over a span; None where the server does not export the family."""
+
+    seconds: float
+    generation_tokens: float | None = None
+    prompt_tokens: float | None = None
+    requests_by_reason: dict[str, float] = Field(default_factory=dict)
+    preemptions: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    spec_drafts: float | None = None
+    spec_draft_tokens: float | None = None
+    spec_accepted_tokens: float | None = None
+    spec_accepted_per_position: tuple[float, ...] = ()
+    counter_reset: bool = False
+
+
+class ProductionState(Frozen):
+    """What was there before the campaign's first change, and must be there after its last."""
+
+    unit: str
+    active: bool
+    enabled: bool | None = None
+    command: tuple[str, ...] = ()
+    drop_ins: tuple[str, ...] = ()
+
+
+# --- the records of the ledger -------------------------------------------------------------------------------------
+
+
+class Record(Frozen):
+    """One line of records.jsonl."""
+
+    v: Literal[1] = 1
+    at: str = Field(default_factory=now)
+
+
+class BootRecord(Record):
+    """A record of one boot. `boot` is unique in the experiment; `attempt` counts repeats of the same planned boot."""
+
+    boot: str
+    variant: str
+    cache: CacheState
+    block: int
+    position: int
+    attempt: int = 1
+
+
+class CampaignStarted(Record):
+    """The campaign began, or went on after an interruption."""
+
+    kind: Literal["campaign_started"] = "campaign_started"
+    experiment: str
+    box: str
+    rehearsal: bool
+    seed: int
+    boots_planned: int | None
+    fingerprint: dict[str, str | None] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    production: ProductionState | None = None
+    resumed: bool = False
+
+
+class BootStarted(BootRecord):
+    """A planned boot began."""
+
+    kind: Literal["boot_started"] = "boot_started"
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class StepEnded(BootRecord):
+    """One stage of a boot ended. `engine_s`: the part in which the engine started, worked, died or was under load."""
+
+    kind: Literal["step"] = "step"
+    name: StepName
+    seconds: float
+    engine_s: float = 0.0
+    outcome: Literal["ok", "failed", "skipped", "disturbed"]
+    detail: str | None = None
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class JournalAnswered(BootRecord):
+    """What the journal says about this boot."""
+
+    kind: Literal["journal_answer"] = "journal_answer"
+    answer: Answer
+
+
+class TrialEnded(BootRecord):
+    """One load at one concurrency inside one boot.
+
+    `tokens_per_s` is the counter's increase in the window over its wall time; None when the trial is not valid or
+    failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed under load:
+    a 5xx, a cut stream, an engine death (`errors`: kind → count).
+    """
+
+    kind: Literal["trial"] = "trial"
+    concurrency: int
+    window_s: float | None
+    tokens: float | None
+    tokens_per_s: float | None
+    valid: bool
+    invalid_reasons: tuple[str, ...] = ()
+    failed: bool = False
+    errors: dict[str, int] = Field(default_factory=dict)
+    requests_sent: int = 0
+    requests_ok: int = 0
+    rulers: Rulers = Rulers()
+    deltas: Deltas | None = None
+    whole: Deltas | None = None
+    client_tokens: int | None = None
+    ttft_ms: Quantiles = Quantiles()
+    itl_ms: Quantiles = Quantiles()
+    e2e_ms: Quantiles = Quantiles()
+    window_started_at: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class BootEnded(BootRecord):
+    """A boot ended. `died`: the engine died, at whatever step; `step` is where the boot ended."""
+
+    kind: Literal["boot_ended"] = "boot_ended"
+    boot_outcome: BootOutcome
+    why: str
+    step: StepName | None = None
+    died: bool = False
+    seconds: float | None = None
+    ours_s: float | None = None
+    cache_proof: str | None = None
+
+
+class CampaignEnded(Record):
+    """The campaign ended. `restored`: production is as it was before."""
+
+    kind: Literal["campaign_ended"] = "campaign_ended"
+    outcome: Literal["complete", "interrupted", "terminated", "box_lost", "budget_spent", "failed"]
+    restored: bool
+    why: str | None = None
+
+
+AnyRecord = Annotated[
+    CampaignStarted | BootStarted | StepEnded | JournalAnswered | TrialEnded | BootEnded | CampaignEnded,
+    Field(discriminator="kind"),
+]
+RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
+
+
+# --- what the analysis speaks of -----------------------------------------------------------------------------------
+
+
+class Level(Frozen):
+    """One boot's value at one concurrency, tok/s. `None`: measured and failed, or invalid (`valid` tells which)."""
+
+    concurrency: int
+    value: float | None
+    failed: bool = False
+    valid: bool = True
+
+
+class BootResult(Frozen):
+    """One planned boot as the analysis sees it: from a ledger or from a hand-recorded series.
+
+    `died_before_trials` is `cold_boot_fatal`'s witness: the engine died, or was not ready by the deadline, before the
+    trials.
+    """
+
+    boot: str
+    variant: str
+    cache: CacheState
+    block: int
+    position: int
+    outcome: BootOutcome
+    why: str = ""
+    died: bool = False
+    died_before_trials: bool = False
+    cause: str | None = None
+    phase: str | None = None
+    levels: tuple[Level, ...] = ()
+    at: str | None = None
+
+
+class Series(Frozen):
+    """Everything that a verdict is made of."""
+
+    experiment: str
+    box: str | None = None
+    rehearsal: bool = False
+    tolerance: float = 0.05
+    boots_planned: int | None = None
+    production: str | None = None
+    variants: tuple[str, ...] = ()
+    changes: dict[str, int] = Field(default_factory=dict)
+    concurrency: tuple[int, ...] = ()
+    boots: tuple[BootResult, ...] = ()
+    confounded: str | None = None
+
+
+class CellVerdict(Frozen):
+    """Variant × cache state × concurrency. See interface.md, verdicts.json, for each field."""
+
+    concurrency: int
+    cache: CacheState
+    unit: str = "tok/s"
+    by_boot: tuple[float | None, ...]
+    estimate: float | None
+    interval: tuple[float, float] | None
+    reproducibility: Reproducibility
+    spread: float | None
+    spread_lower: float | None
+    spread_upper: float | None
+    more_boots: int | None
+    hidden_mode_rate: float | None
+
+
+class VariantVerdict(Frozen):
+    """One variant's answer with every reason and number."""
+
+    name: str
+    verdict: VariantAnswer
+    reasons: tuple[str, ...] = ()
+    boots: int
+    boots_failed: int
+    boots_disturbed: int = 0
+    boots_aborted: int = 0
+    sentence: str
+    objective: float | None = None
+    objective_levels: tuple[int, ...] = ()
+    ratio_to_winner: float | None = None
+    ratio_interval: tuple[float, float] | None = None
+    p_holm: float | None = None
+    failure_rate: tuple[float, float] | None = None
+    confounded: str | None = None
+    cells: tuple[CellVerdict, ...] = ()
+
+
+class Verdicts(Frozen):
+    """verdicts.json."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    experiment: str
+    box: str | None
+    rehearsal: bool
+    tolerance: float
+    boots_planned: int | None
+    winner: str | None
+    provisional: bool | None
+    production: str | None = None
+    sentence: str = ""
+    confounded: str | None = None
+    variants: tuple[VariantVerdict, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
