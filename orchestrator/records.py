@@ -281,8 +281,8 @@ class TrialEnded(BootRecord):
     """One load at one concurrency inside one boot.
 
     `tokens_per_s` is the counter's increase in the window over its wall time; None when the trial is not valid or
-    failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed under load:
-    a 5xx, a cut stream, an engine death (`errors`: kind → count).
+    failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed under
+    load: a 5xx, a cut stream, an engine death (`errors`: kind → count).
     """
 
     kind: Literal["trial"] = "trial"
