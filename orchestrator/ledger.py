@@ -1,0 +1,205 @@
+"""The wall: append-only records of one experiment, and the raw files beside them.
+
+Left of it nobody computes a statistic, right of it nobody touches a box. A record is one JSON object on one line,
+appended whole by one write and flushed to the disk before the next step begins. Only the last line can be torn (a
+power cut, a full disk); it is set aside when the ledger is opened again, never glued to the next record.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.errors import LedgerError
+from orchestrator.records import RECORD, AnyRecord, BootEnded, BootStarted, CampaignEnded, CampaignStarted
+
+RECORDS = "records.jsonl"
+BOOTS = "boots"
+_OUTLINE = (CampaignStarted, BootStarted, BootEnded, CampaignEnded)
+_PRIVATE_FILE = 0o600
+_PRIVATE_FOLDER = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a ledger file holds: the records, and the torn tail (bytes after the last whole record)."""
+
+    records: tuple[AnyRecord, ...]
+    whole_bytes: int
+    torn: bytes
+
+
+def _record(line: bytes) -> AnyRecord | None:
+    try:
+        return RECORD.validate_python(orjson.loads(line))
+    except (orjson.JSONDecodeError, ValidationError):
+        return None
+
+
+def parse(data: bytes, name: str = RECORDS) -> Contents:
+    """Records of a ledger's bytes.
+
+    Only the last line may be torn: without its newline, or holding no record (a disk that filled up, zeros after a
+    power cut).
+
+    Raises:
+        LedgerError: a line before the last one is no record; names the line.
+    """
+    records: list[AnyRecord] = []
+    position = 0
+    bad: tuple[int, int] | None = None
+    for number, raw in enumerate(data.splitlines(keepends=True), start=1):
+        end = position + len(raw)
+        record = _record(raw) if raw.endswith(b"\n") else None
+        if bad is not None:
+            if not raw.strip(b"\x00\r\n "):
+                continue
+            raise LedgerError(
+                f"{name}:{bad[1]}: not a record of this version, and more records follow it",
+                hint="restore the file from a copy, or begin afresh with --new",
+            )
+        if record is None:
+            bad = (position, number)
+        else:
+            records.append(record)
+        position = end
+    whole = len(data) if bad is None else bad[0]
+    return Contents(tuple(records), whole, data[whole:])
+
+
+def read(folder: Path) -> tuple[AnyRecord, ...]:
+    """All whole records of an experiment's folder, in order; empty when there is no ledger yet."""
+    path = folder / RECORDS
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror}") from error
+    return parse(data, str(path)).records
+
+
+def to_line(record: BaseModel) -> bytes:
+    """One record as one line. `kind` and `v` stand in it always, NaN and infinity never."""
+    return orjson.dumps(record.model_dump(mode="json", by_alias=True), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that only its owner can read: journals and commands may tell more than a person thinks."""
+    try:
+        path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror}") from error
+    return path
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A whole file at once, private, on the disk before the old one is gone."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_FILE), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror}") from error
+
+
+def _write_whole(fd: int, line: bytes) -> None:
+    if os.write(fd, line) != len(line):
+        raise OSError(errno.ENOSPC, "no space left for a whole record")
+    os.fsync(fd)
+
+
+class Ledger:
+    """The one writer of an experiment's records. Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens (or creates) the ledger, takes its lock, and sets a torn tail aside.
+
+        Raises:
+            LedgerError: another campaign writes here, or the file cannot be used.
+        """
+        self.folder = private_folder(folder)
+        self.path = folder / RECORDS
+        self.set_aside: Path | None = None
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _PRIVATE_FILE)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: {error.strerror}") from error
+        try:
+            self._lock()
+            self._outline = [record for record in self._open() if isinstance(record, _OUTLINE)]
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: another campaign is writing to this experiment",
+                hint="wait for it, or name another experiment with --experiment",
+            ) from error
+
+    def _open(self) -> tuple[AnyRecord, ...]:
+        contents = parse(self.path.read_bytes(), str(self.path))
+        if contents.torn:
+            count = len(tuple(self.folder.glob("records.torn-*")))
+            self.set_aside = self.folder / f"records.torn-{count + 1}"
+            write_private(self.set_aside, contents.torn)
+            os.ftruncate(self._fd, contents.whole_bytes)
+        return contents.records
+
+    @property
+    def outline(self) -> tuple[AnyRecord, ...]:
+        """Which campaigns and boots began and ended, in order: all that a plan needs to know what remains.
+
+        Steps and trials are read from the file by who wants them, so a campaign of a day keeps flat memory.
+        """
+        return tuple(self._outline)
+
+    def append(self, record: AnyRecord) -> None:
+        """One record, whole and on the disk when this returns.
+
+        Raises:
+            LedgerError: the disk is full or failed; what was half written is taken back.
+        """
+        line = to_line(record)
+        size = os.fstat(self._fd).st_size
+        try:
+            _write_whole(self._fd, line)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise LedgerError(
+                f"{self.path}: {error.strerror}; the record was not kept",
+                hint="make room and run the same command again: it goes on where it stopped",
+            ) from error
+        if isinstance(record, _OUTLINE):
+            self._outline.append(record)
+
+    def boot_folder(self, boot: str) -> Path:
+        """The folder of one boot's raw files."""
+        return private_folder(self.folder / BOOTS / boot)
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
