@@ -16,6 +16,7 @@ SCHEMA_VERSION = 1
 
 CacheState = Literal["cold", "clear", "warm", "as-is"]
 BootOutcome = Literal["completed", "crashed", "not_ready", "disturbed", "aborted"]
+CountedOutcome = Literal["completed", "crashed", "not_ready"]
 Outcome = Literal["startup_failure", "fatal", "benign"]
 StepName = Literal[
     "clean_slate",
@@ -340,19 +341,25 @@ RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
 
 
 class Level(Frozen):
-    """One boot's value at one concurrency, tok/s. `None`: measured and failed, or invalid (`valid` tells which)."""
+    """One boot's value at one concurrency, tok/s.
+
+    `value` is None where the variant failed under load (`failed`), where the rig was disturbed (`valid` is False), or
+    where nobody measured (`measured` is False).
+    """
 
     concurrency: int
     value: float | None
     failed: bool = False
     valid: bool = True
+    measured: bool = True
 
 
 class BootResult(Frozen):
-    """One planned boot as the analysis sees it: from a ledger or from a hand-recorded series.
+    """One planned boot that counts, as the analysis sees it: from a ledger or from a hand-recorded series.
 
-    `died_before_trials` is `cold_boot_fatal`'s witness: the engine died, or was not ready by the deadline, before the
-    trials.
+    Disturbed and aborted boots are the rig's; they are counted in `Series` and have no result. `died_before_trials` is
+    `cold_boot_fatal`'s witness: the engine died, or was not ready by the deadline, before the trials;
+    `died_under_load`: it died in a trial. `covariates` are numbers that may explain a drift (`start_temperature_c`).
     """
 
     boot: str
@@ -360,18 +367,25 @@ class BootResult(Frozen):
     cache: CacheState
     block: int
     position: int
-    outcome: BootOutcome
+    outcome: CountedOutcome
     why: str = ""
     died: bool = False
     died_before_trials: bool = False
+    died_under_load: bool = False
     cause: str | None = None
     phase: str | None = None
     levels: tuple[Level, ...] = ()
     at: str | None = None
+    covariates: dict[str, float] = Field(default_factory=dict)
 
 
 class Series(Frozen):
-    """Everything that a verdict is made of."""
+    """Everything that a verdict is made of.
+
+    `concurrency` and `caches` are what was planned for every variant; both are empty for a hand-recorded series, whose
+    cells are those that it mentions. `refute_alpha` and `vouch_alpha` are the α of this look: 0.05, or the share of it
+    that an adaptive plan has set aside before its first boot. `changes`: flags that differ from production, a variant.
+    """
 
     experiment: str
     box: str | None = None
@@ -384,6 +398,12 @@ class Series(Frozen):
     concurrency: tuple[int, ...] = ()
     boots: tuple[BootResult, ...] = ()
     confounded: str | None = None
+    caches: tuple[CacheState, ...] = ()
+    boots_disturbed: dict[str, int] = Field(default_factory=dict)
+    boots_aborted: dict[str, int] = Field(default_factory=dict)
+    plan: str = "fixed"
+    refute_alpha: float = 0.05
+    vouch_alpha: float = 0.05
 
 
 class CellVerdict(Frozen):
@@ -404,7 +424,13 @@ class CellVerdict(Frozen):
 
 
 class VariantVerdict(Frozen):
-    """One variant's answer with every reason and number."""
+    """One variant's answer with every reason and number.
+
+    `objective` is tok/s, the geometric mean of the estimates at `objective_levels`. `ratio_to_winner` is its ratio to
+    the winner's, with the 95 % Welch interval of boots that have all those levels. `failure_rate` holds the one-sided
+    95 % Clopper-Pearson bounds on the share of boots that crash or are not ready. `changes`: flags that differ from
+    production's, None where unknown.
+    """
 
     name: str
     verdict: VariantAnswer
@@ -421,11 +447,13 @@ class VariantVerdict(Frozen):
     p_holm: float | None = None
     failure_rate: tuple[float, float] | None = None
     confounded: str | None = None
+    tied: bool = False
+    changes: int | None = None
     cells: tuple[CellVerdict, ...] = ()
 
 
 class Verdicts(Frozen):
-    """verdicts.json."""
+    """verdicts.json; written by alias, so that `"schema": 1` stands first."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     experiment: str
@@ -438,6 +466,11 @@ class Verdicts(Frozen):
     production: str | None = None
     sentence: str = ""
     confounded: str | None = None
+    objective_cache: CacheState | None = None
+    objective_levels: tuple[int, ...] = ()
+    plan: str = "fixed"
+    refute_alpha: float = 0.05
+    vouch_alpha: float = 0.05
     variants: tuple[VariantVerdict, ...] = ()
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
