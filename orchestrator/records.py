@@ -237,7 +237,12 @@ class BootRecord(Record):
 
 
 class CampaignStarted(Record):
-    """The campaign began, or went on after an interruption."""
+    """The campaign began, or went on after an interruption.
+
+    `changes` counts per variant the flags that differ from production's; `production_variant` is the one that differs
+    in none. `commands` are the variants' command lines as composed, `base_command` production's. `forward_ms` is what
+    the way to the box adds to a request.
+    """
 
     kind: Literal["campaign_started"] = "campaign_started"
     experiment: str
@@ -249,6 +254,16 @@ class CampaignStarted(Record):
     versions: dict[str, str] = Field(default_factory=dict)
     production: ProductionState | None = None
     resumed: bool = False
+    variants: tuple[str, ...] = ()
+    concurrency: tuple[int, ...] = ()
+    tolerance: float = 0.05
+    production_variant: str | None = None
+    changes: dict[str, int] = Field(default_factory=dict)
+    commands: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    base_command: tuple[str, ...] = ()
+    load: dict[str, Any] = Field(default_factory=dict)
+    headroom: bool = True
+    forward_ms: float | None = None
 
 
 class BootStarted(BootRecord):
