@@ -252,7 +252,7 @@ def snapshot(samples: Iterable[Sample], t_s: float, *, half_s: float = 0.0, at_s
         itl=_histogram(NAMES["itl"], found),
         series={f"{s.name}{{{s.label_text}}}": s.value for quantity in counters for s in chosen[quantity]},
         created=created,
-        **sums,  # type: ignore[arg-type]  # the keys are NAMES', each a field of that name
+        **sums,  # the keys are NAMES', each a field of that name
     )
 
 
