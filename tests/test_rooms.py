@@ -1,0 +1,86 @@
+"""Who may import whom: the rooms of docs/design, held by a look at every import."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "orchestrator"
+
+SHARED = {"errors", "records", "redact", "orchestrator"}
+DESIGN = {"matrix", "matrix_keys", "matrix_check", "yamlfile"}
+MACHINE = {"box", "journal", "load", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
+ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
+
+ALLOWED = {
+    "errors": set(),
+    "records": set(),
+    "redact": set(),
+    "stats": set(),
+    "rehearsal": set(),
+    "interrupts": {"errors"},
+    "yamlfile": {"errors"},
+    "matrix": SHARED | DESIGN,
+    "matrix_keys": SHARED | DESIGN,
+    "matrix_check": SHARED | DESIGN,
+    "plan": SHARED | DESIGN,
+    "journal": SHARED,
+    "ledger": SHARED,
+    "box": SHARED | DESIGN | {"journal"},
+    "load": SHARED | {"client", "prompts", "scrape"},
+    "client": SHARED,
+    "prompts": SHARED,
+    "scrape": SHARED,
+    "watch": SHARED | {"journal"},
+    "boot": SHARED | DESIGN | (MACHINE - {"boot"}),
+    "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress"},
+    "progress": SHARED,
+    "verdict": SHARED | {"stats", "matrix", "plan"},
+    "series": SHARED | {"yamlfile"},
+    "gate": SHARED | {"stats", "verdict", "series"},
+    "report": SHARED | {"verdict", "stats"},
+}
+FRONT = {"commands", "cli", "__init__"}
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "orchestrator" else str(node.module)
+                for alias in node.names
+            ]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "orchestrator":
+                found.add("orchestrator" if len(parts) == 1 or parts[1].startswith("__") else parts[1])
+    return found
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if room_of(path) not in FRONT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_imports_only_what_it_may(path):
+    room = room_of(path)
+    assert room in ALLOWED, f"{room} has no place in the design yet"
+    assert imports(path) - {room} <= ALLOWED[room]
+
+
+def test_the_look_would_see_a_forbidden_import(tmp_path):
+    wrong = tmp_path / "verdict.py"
+    wrong.write_text("from orchestrator.box import facts\nfrom orchestrator import load\n")
+    assert imports(wrong) == {"box", "load"}
+    assert not imports(wrong) <= ALLOWED["verdict"]
