@@ -1,0 +1,393 @@
+"""The experiment as the user writes it: matrix.yaml → `Matrix`, or every problem it has with its line.
+
+The keys are in `matrix_keys`, the checks in `matrix_check`, YAML itself in `yamlfile`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from orchestrator import matrix_check
+from orchestrator.errors import MatrixError, UsageError
+from orchestrator.matrix_check import flag_name, suggestion
+from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, duration
+from orchestrator.records import CacheState, Frozen
+from orchestrator.yamlfile import Document, decode, load_yaml, parse
+
+__all__ = [
+    "BoxSpec",
+    "Deadlines",
+    "FlagValue",
+    "LoadSpec",
+    "Matrix",
+    "Variant",
+    "differences",
+    "duration",
+    "flag_name",
+    "load_matrix",
+    "load_yaml",
+    "parse_boots",
+    "parse_matrix",
+    "select",
+]
+
+MAX_BYTES = 1 << 20
+
+# What changes neither an engine's command nor a number: it may differ between two sessions of one experiment.
+_BOX_MAY_CHANGE = frozenset(
+    {"transport", "host", "ssh_config", "user", "sudo", "cache_root", "dead_man_s", "port", "isolate_port"}
+    | {"load", "deadlines", "name"}
+)
+_DEADLINES_MAY_CHANGE = frozenset({"clean_slate_s", "stop_s", "command_s"})
+
+
+class BoxSpec(BoxKeys):
+    """One box of the matrix. `unit_file` is absolute, or relative to the working directory."""
+
+    name: str
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether what is made on it is stamped REHEARSAL."""
+        return self.engine == "rehearsal"
+
+
+class Variant(Frozen):
+    """One named engine configuration, as what differs from production's command.
+
+    Flags are named without leading dashes and with `-` for `_` (see `flag_name`), in the order of the file. A value
+    True is a bare flag, False is `--no-FLAG`, a list several values, a dict JSON. `env`: None takes a variable away.
+    """
+
+    name: str
+    set: dict[str, FlagValue] = Field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    env: dict[str, str | None] = Field(default_factory=dict)
+
+
+class Matrix(Frozen):
+    """The factors and levels of one experiment. `text` is the file as given, `path` its name as given.
+
+    `variants` and `cache` are those that this session boots; `all_variants`, `own_box` and `own_cache` what the file
+    says (`select` narrows the former). `notes` are lines about what is allowed and yet probably not meant.
+    """
+
+    experiment: str
+    box: str
+    boxes: dict[str, BoxSpec]
+    variants: tuple[Variant, ...]
+    concurrency: tuple[int, ...] = (1, 2, 4, 8)
+    boots: int | Literal["auto"] | None = None
+    cache: tuple[CacheState, ...] = ("cold",)
+    seed: int = 1
+    tolerance: float = 0.05
+    headroom: bool = True
+    load: LoadSpec = LoadSpec()
+    deadlines: Deadlines = Deadlines()
+    production: str | None = None
+    text: str = ""
+    path: Path = Path("matrix.yaml")
+    own_box: str = ""
+    own_cache: tuple[CacheState, ...] = ()
+    all_variants: tuple[Variant, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> BoxSpec:
+        """The chosen box."""
+        return self.boxes[self.box]
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name, selected or not.
+
+        Raises:
+            UsageError: there is none; names the nearest.
+        """
+        every = self.all_variants or self.variants
+        for variant in every:
+            if variant.name == name:
+                return variant
+        raise UsageError(_unknown("variant", name, [variant.name for variant in every]))
+
+    def effective_load(self, box: str | None = None) -> LoadSpec:
+        """The load on a box (default: the chosen one): the top-level keys with the box's own over them."""
+        own = self.boxes[box or self.box].load
+        return self.load if own is None else self.load.model_copy(update=_given(own))
+
+    def effective_deadlines(self, box: str | None = None) -> Deadlines:
+        """The deadlines on a box (default: the chosen one)."""
+        own = self.boxes[box or self.box].deadlines
+        return self.deadlines if own is None else self.deadlines.model_copy(update=_given(own))
+
+    def digest(self, box: str | None = None) -> str:
+        """SHA-256 (hexadecimal) over what must not change between sessions of one experiment on one box.
+
+        Covered: all variants, concurrency, cache states, headroom, tolerance, the effective load and the deadlines
+        that decide an outcome, and of the box what changes the engine. Not: boots, seed, `box:`, order, comments.
+        """
+        canonical = json.dumps(_canonical(self, box or self.box), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def line_of(self, *keys: str | int) -> int:
+        """The line (from 1) of a key, or of the nearest thing around it. Flags may be named as `flag_name` does."""
+        return _line_of(parse(self.text), keys)
+
+    def problem(self, *keys: str | int, what: str, accepted: str | None = None) -> str:
+        """A line for `MatrixError` about a key of this file, found out later (by the unit, by the box)."""
+        where = ".".join(str(key) for key in keys)
+        after = f"; accepted: {accepted}" if accepted else ""
+        return f"{self.path}:{self.line_of(*keys)}: {where}: {what}{after}"
+
+
+def load_matrix(path: Path) -> Matrix:
+    """Read matrix.yaml.
+
+    Raises:
+        MatrixError: it cannot be used; holds every problem, each `file:line: key: what is wrong; accepted: …`.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        hint = "`coldboot init` writes one from a unit file"
+        raise MatrixError([f"{path}:1: there is no such file"], hint=hint) from error
+    except OSError as error:
+        raise MatrixError([f"{path}:1: cannot be read: {error.strerror or error}"]) from error
+    if len(raw) > MAX_BYTES:
+        raise MatrixError([f"{path}:1: larger than {MAX_BYTES >> 20} MiB; accepted: a matrix.yaml"])
+    try:
+        text = decode(raw)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        what = f"byte 0x{raw[error.start]:02x} is not UTF-8; accepted: text in UTF-8"
+        raise MatrixError([f"{path}:{line}: {what}"]) from error
+    return _read(text, path, files=True)
+
+
+def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
+    """The same from text, such as an experiment's kept copy: no file that it names has to be there.
+
+    Raises:
+        MatrixError: it cannot be used.
+    """
+    return _read(text, path, files=False)
+
+
+def select(
+    matrix: Matrix,
+    only: Sequence[str] | None = None,
+    *,
+    box: str | None = None,
+    cache: Sequence[str] | None = None,
+    experiment: str | None = None,
+    seed: int | None = None,
+) -> Matrix:
+    """The matrix narrowed and redirected by the command line. What is None stays as the file says.
+
+    `only` keeps the order of the file. The digest stays the same but for the box.
+
+    Raises:
+        UsageError: a name that is not there; says which are.
+    """
+    update: dict[str, Any] = {}
+    if only is not None:
+        wanted = _each_known("variant", only, [variant.name for variant in matrix.all_variants or matrix.variants])
+        update["variants"] = tuple(v for v in matrix.all_variants or matrix.variants if v.name in wanted)
+    if box is not None:
+        update["box"] = _each_known("box", [box], list(matrix.boxes))[0]
+    if cache is not None:
+        update["cache"] = tuple(dict.fromkeys(_each_known("cache state", cache, ["cold", "clear", "warm", "as-is"])))
+    if experiment is not None:
+        problems = list(matrix_check.name_problems(experiment))
+        if problems:
+            raise UsageError(f"--experiment: {problems[0]}")
+        update["experiment"] = experiment
+    if seed is not None:
+        if not 0 <= seed < 2**32:
+            raise UsageError(f"--seed: {seed} is not accepted; accepted: a whole number, 0 to {2**32 - 1}")
+        update["seed"] = seed
+    return matrix.model_copy(update=update)
+
+
+def parse_boots(value: int | str) -> int | Literal["auto"]:
+    """`--boots`: a number of boots for each variant, or auto.
+
+    Raises:
+        UsageError: neither.
+    """
+    text = str(value).strip()
+    if text == "auto":
+        return "auto"
+    if text.isascii() and text.isdecimal() and not text.startswith("0") and int(text) <= 1000:
+        return int(text)
+    raise UsageError(f"--boots: `{value}` is not accepted; accepted: {BOOTS}")
+
+
+def differences(old_text: str, new: Matrix, box: str | None = None) -> tuple[str, ...]:
+    """What changed since a kept matrix.yaml among what `digest` covers, in words: `concurrency: [1, 2] → [1, 2, 4]`."""
+    name = box or new.box
+    try:
+        old = parse_matrix(old_text)
+    except MatrixError as error:
+        return (f"the kept matrix.yaml cannot be read any more ({error.problems[0]})",)
+    if name not in old.boxes:
+        return (f"boxes.{name}: not there → there",)
+    before, after = _flat(_canonical(old, name)), _flat(_canonical(new, name))
+    changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
+    return tuple(f"{path}: {before.get(path, 'not set')} → {after.get(path, 'not set')}" for path in changed)
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def _read(text: str, path: Path, *, files: bool) -> Matrix:
+    document = parse(text)
+    problems = list(document.problems)
+    if isinstance(document.data, dict) and document.data:
+        problems += matrix_check.check(document, path.stem)
+        if files:
+            problems += matrix_check.check_files(document, path.parent)
+    elif not problems:
+        what = "is empty" if document.data in (None, {}) else "is no mapping of keys"
+        problems.append(document.problem((), what, "`boxes:`, `variants:` and more, see docs/matrix.md"))
+    if problems:
+        ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
+        raise MatrixError([problem.say(str(path)) for problem in ordered])
+    return _build(document, text, path)
+
+
+def _build(document: Document, text: str, path: Path) -> Matrix:
+    data = matrix_check.plain_data(document)
+    file = MatrixFile.model_validate_json(json.dumps(data), strict=True)
+    box = file.box or next(iter(file.boxes))
+    cache: tuple[CacheState, ...] = (file.cache,) if isinstance(file.cache, str) else file.cache
+    variants = tuple(_variant(document, name, body or {}) for name, body in data["variants"].items())
+    return Matrix(
+        experiment=file.experiment or path.stem,
+        box=box,
+        own_box=box,
+        boxes={name: _box(name, spec, path.parent) for name, spec in file.boxes.items()},
+        variants=variants,
+        all_variants=variants,
+        concurrency=tuple(sorted(file.concurrency)),
+        boots=file.boots,
+        cache=cache,
+        own_cache=cache,
+        seed=file.seed,
+        tolerance=file.tolerance,
+        headroom=file.headroom in (True, "on"),
+        load=file.load,
+        deadlines=file.deadlines,
+        production=file.production,
+        text=text,
+        path=path,
+        notes=tuple(note.say(str(path)) for note in matrix_check.notes(document)),
+    )
+
+
+def _box(name: str, keys: BoxKeys, folder: Path) -> BoxSpec:
+    given: dict[str, Any] = {field: getattr(keys, field) for field in keys.model_fields_set}
+    if keys.unit_file is not None:
+        given["unit_file"] = folder / keys.unit_file.expanduser()
+    if keys.transport == "ssh" and keys.host is None:
+        given["host"] = name
+    return BoxSpec(name=name, **given)
+
+
+def _variant(document: Document, name: str, body: Mapping[str, Any]) -> Variant:
+    env = matrix_check.env_as_written(document, ("variants", name, "env"), body.get("env", {}))
+    return Variant(
+        name=name,
+        set={flag_name(flag): value for flag, value in body.items() if flag not in ("unset", "env")},
+        unset=tuple(flag_name(flag) for flag in body.get("unset", ())),
+        env=env,
+    )
+
+
+# --- comparing -----------------------------------------------------------------------------------------------------
+
+
+def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
+    """What `digest` covers, as JSON data; independent of the file's order, comments and spelling."""
+    spec = matrix.boxes[box]
+    engine = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _BOX_MAY_CHANGE}
+    # The folder may have moved; what the file says is the fingerprint's to compare.
+    engine["unit_file"] = spec.unit_file.name if spec.unit_file is not None else None
+    deadlines = matrix.effective_deadlines(box).model_dump(mode="json")
+    return {
+        "variants": {
+            variant.name: {
+                **variant.set,
+                **({"unset": sorted(variant.unset)} if variant.unset else {}),
+                **({"env": variant.env} if variant.env else {}),
+            }
+            for variant in matrix.all_variants or matrix.variants
+        },
+        "concurrency": list(matrix.concurrency),
+        "cache": sorted(matrix.own_cache or matrix.cache),
+        "headroom": matrix.headroom,
+        "tolerance": matrix.tolerance,
+        "load": matrix.effective_load(box).model_dump(mode="json"),
+        "deadlines": {key: value for key, value in deadlines.items() if key not in _DEADLINES_MAY_CHANGE},
+        f"boxes.{box}": engine,
+    }
+
+
+def _flat(canonical: Mapping[str, Any]) -> dict[str, str]:
+    """Canonical data as `key.path` → JSON, one entry a value that is named when it changes."""
+    flat: dict[str, str] = {}
+    for section, value in canonical.items():
+        if section == "variants":
+            for name, body in value.items():
+                flat[f"variants.{name}"] = "there"
+                flat |= {f"variants.{name}.{key}": _words(inner) for key, inner in body.items()}
+        elif isinstance(value, dict):
+            flat |= {f"{section}.{key}": _words(inner) for key, inner in value.items()}
+        else:
+            flat[section] = _words(value)
+    return flat
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _given(keys: LoadSpec | Deadlines) -> dict[str, Any]:
+    return {field: getattr(keys, field) for field in keys.model_fields_set}
+
+
+def _line_of(document: Document, keys: tuple[str | int, ...]) -> int:
+    for end in range(len(keys), 0, -1):
+        wanted = _normal(keys[:end])
+        for path, mark in document.marks.items():
+            if len(path) == end and _normal(path) == wanted:
+                return mark.line
+    return document.mark(()).line
+
+
+def _normal(path: Iterable[str | int]) -> tuple[str | int, ...]:
+    parts = tuple(path)
+    if len(parts) == 3 and parts[0] == "variants" and isinstance(parts[2], str):
+        return (*parts[:2], flag_name(parts[2]))
+    return parts
+
+
+def _each_known(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Raises UsageError for the names that are not known, all at once, or if there is none."""
+    given = [name.strip() for name in names if name.strip()]
+    wrong = [_unknown(what, name, known) for name in dict.fromkeys(given) if name not in known]
+    if not given:
+        wrong = [f"no {what} is named; there: {', '.join(known)}"]
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return given
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    return f"there is no {what} `{name}`{suggestion(name, known)}; there: {', '.join(known)}"

@@ -1,0 +1,437 @@
+"""Checks of matrix.yaml: every problem with its line, all at once. Pure but for `check_files`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from orchestrator.matrix_keys import FLAG_VALUE, MAX_NAME, NAME, NAME_PATTERN, BoxKeys, Deadlines, LoadSpec, MatrixFile
+from orchestrator.yamlfile import Document, KeyPath, Mark, Problem
+
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9_.-]+)?")
+_SWITCHES = frozenset({"on", "off", "yes", "no", "y", "n"})
+_ENV_ACCEPTED = "text or a number (true and false in quotes)"
+_RESERVED = ("unset", "env")
+_OURS = frozenset({"host", "port"})
+
+
+def check(document: Document, stem: str) -> Iterator[Problem]:
+    """Every problem of a matrix.yaml whose data is a mapping. `stem` names the experiment when the file does not."""
+    data = document.data
+    yield from _keys(document)
+    yield from _experiment(document, stem)
+    yield from _levels(document)
+    boxes, variants = data.get("boxes"), data.get("variants")
+    if isinstance(boxes, dict):
+        yield from _boxes(document, boxes)
+    if isinstance(variants, dict):
+        yield from _variants(document, variants)
+    yield from _load(document, boxes if isinstance(boxes, dict) else {})
+
+
+def check_files(document: Document, folder: Path) -> Iterator[Problem]:
+    """Files that the boxes name and that are not there. Relative names are relative to `folder`."""
+    boxes = document.data.get("boxes")
+    for name, box in boxes.items() if isinstance(boxes, dict) else ():
+        unit_file = box.get("unit_file") if isinstance(box, dict) else None
+        if isinstance(unit_file, str) and not (folder / Path(unit_file).expanduser()).is_file():
+            what = f"there is no file `{unit_file}`"
+            yield document.problem(("boxes", name, "unit_file"), what, f"a unit file, relative to {folder.resolve()}")
+
+
+def flag_name(text: str) -> str:
+    """A flag as Coldboot writes it: no leading dashes, `_` as `-` up to the first dot (`--a_b.c_d` is `a-b.c_d`)."""
+    head, dot, tail = text.strip().lstrip("-").partition(".")
+    return head.replace("_", "-") + dot + tail
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`, did you mean `x`?` or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean `{close[0]}`?" if close else ""
+
+
+def env_as_written(document: Document, path: KeyPath, value: Any) -> Any:
+    """A mapping of environment variables with numbers as the text that stands in the file."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _text(inner, document.mark((*path, name))) for name, inner in value.items()}
+
+
+def plain_data(document: Document) -> dict[str, Any]:
+    """The file's data as the models read it: numbers of `env:` as text."""
+    data = dict(document.data)
+    boxes = data.get("boxes")
+    if isinstance(boxes, dict):
+        data["boxes"] = {
+            name: {**box, "env": env_as_written(document, ("boxes", name, "env"), box["env"])}
+            if isinstance(box, dict) and "env" in box
+            else box
+            for name, box in boxes.items()
+        }
+    return data
+
+
+def _text(value: Any, mark: Mark) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return mark.text if mark.text is not None else str(value)
+    return value
+
+
+# --- keys and types ------------------------------------------------------------------------------------------------
+
+
+def _keys(document: Document) -> Iterator[Problem]:
+    """What the models say, in our words: one problem a place."""
+    try:
+        MatrixFile.model_validate_json(json.dumps(plain_data(document)), strict=True)
+    except ValidationError as error:
+        grouped: dict[KeyPath, list[ErrorDetails]] = {}
+        for detail in error.errors():
+            grouped.setdefault(_place(document, detail), []).append(detail)
+        for path, details in grouped.items():
+            yield _explain(document, path, details)
+
+
+def _place(document: Document, detail: ErrorDetails) -> KeyPath:
+    path: KeyPath = detail["loc"]
+    if detail["type"] == "missing":
+        return path
+    while path not in document.marks:  # the models add the name of a union's branch
+        path = path[:-1]
+    return path
+
+
+def _explain(document: Document, path: KeyPath, details: list[ErrorDetails]) -> Problem:
+    kinds = {detail["type"] for detail in details}
+    if "extra_forbidden" in kinds:
+        known = _known_keys(path[:-1])
+        return document.problem(path, f"unknown key{suggestion(str(path[-1]), known)}", ", ".join(known))
+    accepted = _accepted(path)
+    if "missing" in kinds:
+        return document.problem(path, "is missing", accepted)
+    own = [str(detail["ctx"]["error"]) for detail in details if detail["type"] == "value_error" and "ctx" in detail]
+    if own:
+        return document.problem(path, own[0].partition("; accepted")[0], accepted)
+    value, mark = _value(document.data, path), document.mark(path)
+    if any(kind.startswith(("int", "float")) for kind in kinds):
+        return document.problem(path, _no_number(value, mark), accepted)
+    if "bool_type" in kinds and "literal_error" not in kinds:
+        return document.problem(path, _no_boolean(value, mark), accepted)
+    if "string_too_long" in kinds:
+        return document.problem(path, f"longer than {details[0].get('ctx', {}).get('max_length')} characters", accepted)
+    return document.problem(path, _not_accepted(value, mark, accepted), accepted)
+
+
+def _not_accepted(value: Any, mark: Mark, accepted: str) -> str:
+    guess = suggestion(value, re.findall(r"[a-z][a-z-]+", accepted)) if isinstance(value, str) else ""
+    return f"{_show(value, mark)} is not accepted{guess}"
+
+
+def _show(value: Any, mark: Mark) -> str:
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, dict):
+        return "an empty mapping" if not value else "a mapping"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    written = mark.text if mark.text is not None else str(value)
+    return f"`{written}`" if mark.plain else f'"{written}" (text)'
+
+
+def _no_number(value: Any, mark: Mark) -> str:
+    shown, text = _show(value, mark), (mark.text or "").strip()
+    if isinstance(value, float) and value.is_integer():
+        return f"{shown} is no whole number as written, write {int(value)}"
+    if not isinstance(value, str):
+        return f"{shown} is not accepted"
+    if not mark.plain and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", text):
+        return f"{shown} is text because of its quotes, write {text}"
+    if re.fullmatch(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?", text):
+        return f"{shown} is text in YAML 1.2, write {text.replace('_', '')}"
+    if re.fullmatch(r"[-+]?0[xob][0-9a-fA-F_]+", text):
+        return f"{shown} is text here, write {_based(text)}"
+    if re.fullmatch(r"[-+]?\.(inf|nan)", text, re.IGNORECASE):
+        return f"{shown} is no finite number"
+    return f"{shown} is no number"
+
+
+def _based(text: str) -> str:
+    try:
+        return str(int(text, 0))
+    except ValueError:
+        return "it as a decimal number"
+
+
+def _no_boolean(value: Any, mark: Mark) -> str:
+    if isinstance(value, str) and mark.plain and value.lower() in _SWITCHES:
+        meant = "true" if value.lower() in {"on", "yes", "y"} else "false"
+        return f"`{value}` is text in YAML 1.2, not a boolean, write {meant}"
+    return f"{_show(value, mark)} is no boolean"
+
+
+def _value(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _model(path: KeyPath) -> type[BaseModel] | None:
+    """The model whose keys stand at a path."""
+    match path:
+        case ():
+            return MatrixFile
+        case ("load",) | ("boxes", _, "load"):
+            return LoadSpec
+        case ("deadlines",) | ("boxes", _, "deadlines"):
+            return Deadlines
+        case ("boxes", _):
+            return BoxKeys
+        case _:
+            return None
+
+
+def _known_keys(path: KeyPath) -> tuple[str, ...]:
+    model = _model(path)
+    return tuple(model.model_fields) if model is not None else ()
+
+
+def _accepted(path: KeyPath) -> str:
+    for end in range(len(path), 0, -1):
+        model = _model(path[: end - 1])
+        if model is not None and (found := model.model_fields.get(str(path[end - 1]))) is not None:
+            extra = found.json_schema_extra
+            return str(extra["accepted"]) if isinstance(extra, dict) else "see docs/matrix.md"
+    return "a mapping of keys"
+
+
+# --- what spans several keys ---------------------------------------------------------------------------------------
+
+
+def _experiment(document: Document, stem: str) -> Iterator[Problem]:
+    if "experiment" not in document.data and any(name_problems(stem)):
+        yield document.problem((), f"the file's name `{stem}` cannot name the experiment", f"`experiment:` with {NAME}")
+
+
+def _levels(document: Document) -> Iterator[Problem]:
+    for name in ("concurrency", "cache"):
+        values = document.data.get(name)
+        if not isinstance(values, list):
+            continue
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield document.problem((name, index), f"`{value}` is given twice", _accepted((name,)))
+
+
+def name_problems(name: str) -> Iterator[str]:
+    """Why a name cannot be one of a folder."""
+    if not re.fullmatch(NAME_PATTERN.strip("^$"), name):
+        yield f"`{name}` cannot name a folder; accepted: {NAME}"
+    elif len(name) > MAX_NAME:
+        yield f"a name of {len(name)} characters; accepted: at most {MAX_NAME}"
+
+
+def _name(document: Document, path: KeyPath, name: str) -> Iterator[Problem]:
+    for problem in name_problems(name):
+        yield document.problem(path, problem)
+
+
+def _boxes(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
+    chosen = document.data.get("box")
+    if isinstance(chosen, str) and chosen not in boxes:
+        what = f"there is no box `{chosen}`{suggestion(chosen, boxes)}"
+        yield document.problem(("box",), what, ", ".join(boxes) or "a name under `boxes:`")
+    if "box" not in document.data and len(boxes) > 1:
+        yield document.problem(("box",), "is missing, and there are several boxes", ", ".join(boxes))
+    for name, box in boxes.items():
+        path = ("boxes", name)
+        yield from _name(document, path, name)
+        if name.isdecimal():
+            yield document.problem(path, "a number cannot name a box (results in `.2`, `.3` … are repeats)", NAME)
+        if isinstance(box, dict):
+            yield from _box(document, path, box)
+
+
+def _box(document: Document, path: KeyPath, box: Mapping[str, Any]) -> Iterator[Problem]:
+    def problem(name: str, what: str, accepted: str) -> Problem:
+        return document.problem((*path, name), what, accepted)
+
+    given = {name for name, value in box.items() if value is not None}
+    service, engine = box.get("service", "systemd"), box.get("engine", "vllm")
+    if box.get("transport", "local") == "local":
+        for name in ("host", "user", "ssh_config"):
+            if name in given:
+                yield problem(name, "means nothing without `transport: ssh`", "leave it out, or `transport: ssh`")
+    if service in ("systemd", "systemd-user") and "unit" not in given:
+        yield problem("unit", f"is missing for `service: {service}`", _accepted((*path, "unit")))
+    if service == "process" and not given & {"unit_file", "program"}:
+        what = "is missing for `service: process` (so is `program`, which would do)"
+        yield problem("unit_file", what, "a unit file whose ExecStart is production's command")
+    if "time_scale" in given and engine != "rehearsal":
+        yield problem("time_scale", "means nothing without `engine: rehearsal`", "leave it out")
+    if "isolate_port" in given:
+        if box.get("isolate") is False:
+            yield problem("isolate_port", "means nothing with `isolate: false`", "leave it out, or `isolate: true`")
+        elif box.get("port") == box["isolate_port"]:
+            yield problem("isolate_port", "is production's own port", "another port")
+    env = box.get("env")
+    if isinstance(env, dict):
+        yield from _env(document, (*path, "env"), env, may_unset=False)
+
+
+def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
+    """Pairs within `load:`, at the top and as each box sees it."""
+    top = document.data.get("load")
+    top = top if isinstance(top, dict) else {}
+    own = {("boxes", name, "load"): box.get("load") for name, box in boxes.items() if isinstance(box, dict)}
+    places: dict[KeyPath, Any] = {("load",): top, **{path: load for path, load in own.items() if isinstance(load, dict)}}
+    for path, load in places.items():
+        try:
+            spec = LoadSpec.model_validate({**top, **load})
+        except ValidationError:
+            continue  # said already, key by key
+        named = "max_warmup_s" if "max_warmup_s" in load else "warmup_s"
+        if spec.max_warmup_s < spec.warmup_s and named in load:
+            what = f"the longest warm-up ({spec.max_warmup_s:g} s) is shorter than the shortest ({spec.warmup_s:g} s)"
+            yield document.problem((*path, named), what, "warmup_s ≤ max_warmup_s")
+
+
+# --- variants ------------------------------------------------------------------------------------------------------
+
+
+def _variants(document: Document, variants: Mapping[str, Any]) -> Iterator[Problem]:
+    folded: dict[str, str] = {}
+    for name, body in variants.items():
+        path = ("variants", name)
+        yield from _name(document, path, name)
+        if re.search(r"\.r[0-9]+$", name):
+            yield document.problem(path, "ends like the repeat of a boot (`.r1`)", NAME)
+        twin = folded.setdefault(name.lower(), name)
+        if twin != name:
+            yield document.problem(path, f"differs from `{twin}` only in case, and names a folder", NAME)
+        if isinstance(body, dict):
+            yield from _variant(document, path, body)
+        elif body is not None:
+            what = f"{_show(body, document.mark(path))} is no mapping"
+            yield document.problem(path, what, "flags, `unset:`, `env:`; {} for production as it is")
+    production = document.data.get("production")
+    if isinstance(production, str) and production not in variants:
+        what = f"there is no variant `{production}`{suggestion(production, variants)}"
+        yield document.problem(("production",), what, ", ".join(variants))
+
+
+def _variant(document: Document, path: KeyPath, body: Mapping[str, Any]) -> Iterator[Problem]:
+    names: dict[str, str] = {}
+    for written, value in body.items():
+        if written in _RESERVED:
+            continue
+        name = flag_name(written)
+        inner = (*path, written)
+        yield from _flag(document, inner, name)
+        other = names.get(name) or names.get(_opposite(name))
+        if other is not None:
+            yield document.problem(inner, f"is the same flag as `{other}`", "each flag once")
+        names[name] = written
+        yield from _flag_value(document, inner, value)
+    if "unset" in body:
+        yield from _unset(document, (*path, "unset"), body["unset"], names)
+    env = body.get("env", {})
+    if isinstance(env, dict):
+        yield from _env(document, (*path, "env"), env, may_unset=True)
+    else:
+        yield document.problem((*path, "env"), f"{_show(env, document.mark((*path, 'env')))} is no mapping", "NAME: text")
+
+
+def _opposite(name: str) -> str:
+    return name[3:] if name.startswith("no-") else f"no-{name}"
+
+
+def _flag(document: Document, path: KeyPath, name: str) -> Iterator[Problem]:
+    if not FLAG_NAME.fullmatch(name):
+        yield document.problem(path, f"`{path[-1]}` is no flag", "a flag's name, such as spec-tokens or --spec-tokens")
+    elif name in _OURS:
+        yield document.problem(path, f"`{name}` belongs to the box, not to a variant", "`port:` or `isolate:` of the box")
+
+
+def _flag_value(document: Document, path: KeyPath, value: Any) -> Iterator[Problem]:
+    if value is None:
+        what = "nothing (null) is no value of a flag"
+        yield document.problem(path, what, f"{FLAG_VALUE}; or name the flag under `unset:`")
+    elif isinstance(value, list):
+        if not value:
+            yield document.problem(path, "an empty list", FLAG_VALUE)
+        for index, item in enumerate(value):
+            if item is None or isinstance(item, list | bool):
+                shown = _show(item, document.mark((*path, index)))
+                yield document.problem((*path, index), f"{shown} in a list of values", "text, numbers, mappings (JSON)")
+            else:
+                yield from _number_as_meant(document, (*path, index), item)
+    else:
+        yield from _number_as_meant(document, path, value)
+
+
+def _number_as_meant(document: Document, path: KeyPath, value: Any) -> Iterator[Problem]:
+    """`1e3` is 1000.0 to YAML 1.2 and text to others; a flag that wants 1000 would refuse both."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _number_as_meant(document, (*path, name), inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _number_as_meant(document, (*path, index), inner)
+    elif isinstance(value, float) and value.is_integer():
+        text = document.mark(path).text or ""
+        if "e" in text.lower():
+            what = f"`{text}` is 1000.0-like to YAML 1.2 and text to others"
+            yield document.problem(path, what, f'{int(value)}, or "{text}" in quotes')
+
+
+def _unset(document: Document, path: KeyPath, value: Any, names: Mapping[str, str]) -> Iterator[Problem]:
+    accepted = "a list of flags, such as [spec-method, spec-tokens]"
+    if not isinstance(value, list):
+        yield document.problem(path, f"{_show(value, document.mark(path))} is no list", accepted)
+        return
+    seen: set[str] = set()
+    for index, item in enumerate(value):
+        inner = (*path, index)
+        if not isinstance(item, str) or not FLAG_NAME.fullmatch(flag_name(item)):
+            yield document.problem(inner, f"{_show(item, document.mark(inner))} is no flag", accepted)
+            continue
+        name = flag_name(item)
+        if name in names:
+            yield document.problem(inner, f"`{item}` is set and unset in the same variant", "one of the two")
+        if name in seen:
+            yield document.problem(inner, f"`{item}` is given twice", accepted)
+        if name in _OURS:
+            yield document.problem(inner, f"`{name}` belongs to the box, not to a variant", "leave it out")
+        seen.add(name)
+
+
+def _env(document: Document, path: KeyPath, env: Mapping[str, Any], *, may_unset: bool) -> Iterator[Problem]:
+    for name, value in env.items():
+        inner = (*path, name)
+        if not ENV_NAME.fullmatch(name):
+            yield document.problem(inner, f"`{name}` cannot name an environment variable", "letters, digits and `_`")
+        # A box's values are the model's to check; a variant's are free-form until here.
+        if may_unset and value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+            shown = _show(value, document.mark(inner))
+            yield document.problem(inner, f"{shown} is not accepted", f"{_ENV_ACCEPTED}; null takes it away")
+
+
+def notes(document: Document) -> Iterator[Problem]:
+    """What is allowed and yet probably not meant."""
+    variants: Mapping[str, Any] = document.data.get("variants") or {}
+    for variant, body in variants.items():
+        for name, value in (body or {}).items():
+            path = ("variants", variant, name)
+            if name not in _RESERVED and isinstance(value, str) and value.lower() in _SWITCHES:
+                if document.mark(path).plain:
+                    what = f"`{value}` is passed on as the text {value}; a switch is written true or false"
+                    yield document.problem(path, what)

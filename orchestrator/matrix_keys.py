@@ -1,0 +1,299 @@
+"""The keys of matrix.yaml: one field a key, with its meaning, what is accepted, and its default.
+
+The JSON Schema and the page docs/matrix.md are made from these models (`matrix_pages`); the checks that span several
+keys are in `matrix_check`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from orchestrator.errors import UsageError
+from orchestrator.records import CacheState, Frozen
+
+FlagValue: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
+
+# --- durations -----------------------------------------------------------------------------------------------------
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0}
+_UNITS_S |= {"second": 1.0, "minute": 60.0, "hr": 3600.0, "day": 86400.0, "": 1.0}
+_UNITS_S |= {f"{unit}s": _UNITS_S[unit] for unit in ("sec", "second", "min", "minute", "hr", "hour", "day")}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)")
+DURATION = 'seconds as a number, or text such as "90s", "5min", "1h30m"'
+
+
+def duration(value: object) -> float:
+    """Seconds of a duration: 90, 1.5, "90", "90s", "5min", "1h30m", "2 days".
+
+    Raises:
+        UsageError: it is none, or negative; says what is accepted.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UsageError(f"{value!r} is no duration; accepted: {DURATION}")
+    if not isinstance(value, str):
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"{value!r} is no duration; accepted: {DURATION}")
+        return float(value)
+    text, at, total = value.strip().lower(), 0, 0.0
+    while at < len(text) and (part := _PART.match(text, at)) is not None and part[2] in _UNITS_S:
+        if not part[2] and (at or part.end() < len(text)):
+            break  # a bare number is seconds only when it stands alone: "1h30" could be minutes
+        total += float(part[1]) * _UNITS_S[part[2]]
+        at = part.end()
+    if not text or at < len(text):
+        raise UsageError(f"`{value}` is no duration; accepted: {DURATION}")
+    return total
+
+
+def _seconds(value: object) -> float:
+    try:
+        return duration(value)
+    except UsageError as error:
+        raise ValueError(error.what) from error
+
+
+_SECONDS_SCHEMA = {
+    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9].*$"}],
+}
+Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(gt=0), WithJsonSchema(_SECONDS_SCHEMA)]
+SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(ge=0), WithJsonSchema(_SECONDS_SCHEMA)]
+Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+
+_PORT = "a port, 1 to 65535"
+_BOOLEAN = "true or false"
+FLAG_VALUE = "text, a number, true (bare flag), false (--no-FLAG), a list (several values), or a mapping (JSON)"
+
+
+def key(default: Any, meaning: str, accepted: str, **limits: Any) -> Any:
+    """A field that is a key of matrix.yaml."""
+    return Field(default, description=meaning, json_schema_extra={"accepted": accepted}, **limits)
+
+
+class Keys(Frozen):
+    """A part of matrix.yaml: unlike the records it refuses keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LoadSpec(Keys):
+    """How each trial loads the engine."""
+
+    endpoint: Literal["chat", "completions"] = key("chat", "Which API the requests use.", "chat or completions")
+    stream: bool = key(True, "Whether answers are streamed, as most clients ask for.", _BOOLEAN)  # noqa: FBT003
+    input_tokens: int = key(
+        512, "About how many tokens a prompt has. Each prompt is unique.", "a whole number, 1 to 1000000", ge=1, le=10**6
+    )
+    output_tokens: int = key(
+        256, "Exactly how many tokens each answer has.", "a whole number, 1 to 1000000", ge=1, le=10**6
+    )
+    window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", DURATION)
+    warmup_s: SecondsOrNone = key(5.0, "How long each level is loaded before its window, at least.", DURATION)
+    max_warmup_s: SecondsOrNone = key(
+        60.0, "When the window begins at the latest, though the rate may not have settled.", DURATION
+    )
+    temperature: float = key(0.0, "Sampling temperature of the requests.", "a number, 0 to 2", ge=0, le=2)
+    request_timeout_s: Seconds = key(120.0, "How long one request may take before it counts as failed.", DURATION)
+    sanity_tokens: int = key(
+        64, "Length of each of the three greedy sanity answers.", "a whole number, 1 to 4096", ge=1, le=4096
+    )
+    headroom_tokens: int = key(
+        16, "Length of each answer while headroom is tested.", "a whole number, 1 to 4096", ge=1, le=4096
+    )
+
+
+class Deadlines(Keys):
+    """How long each step of a boot may take. A boot that is not ready in time counts as failed."""
+
+    clean_slate_s: Seconds = key(120.0, "For the unit to be gone and the GPU memory free again.", DURATION)
+    ready_s: Seconds = key(900.0, "From start to the first 200 of /health.", DURATION)
+    first_request_s: Seconds = key(300.0, "For the first generated token.", DURATION)
+    headroom_s: Seconds = key(300.0, "For the long prompt, and for the prompts at once.", DURATION)
+    sanity_s: Seconds = key(120.0, "For the three fixed prompts.", DURATION)
+    trial_s: Seconds = key(600.0, "For one trial: warm-up, window, and the last answers.", DURATION)
+    stop_s: Seconds = key(90.0, "For the engine to stop when asked; then it is killed.", DURATION)
+    command_s: Seconds = key(30.0, "For any single command on the box.", DURATION)
+
+
+class BoxKeys(Keys):
+    """One box: the machine under test and the unit on it."""
+
+    transport: Literal["local", "ssh"] = key(
+        "local", "How the box is reached: it is this machine, or over ssh.", "local or ssh"
+    )
+    host: str | None = key(
+        None,
+        "ssh only: an alias of the ssh config, or a host name. Default: the box's name.",
+        "text without spaces",
+        pattern=r"^[^\s-]\S*$",
+    )
+    ssh_config: str | None = key(
+        None, "ssh only: another ssh config file than ~/.ssh/config.", "a path", min_length=1
+    )
+    service: Literal["systemd", "systemd-user", "process"] = key(
+        "systemd",
+        "Who runs the engine: a system unit, a unit of the user's own manager, or a plain process.",
+        "systemd, systemd-user or process",
+    )
+    unit: str | None = key(
+        None,
+        "The production unit. Needed for systemd and systemd-user.",
+        "a unit's name, such as vllm.service",
+        pattern=r"^[A-Za-z0-9:_.\\@-]+$",
+        max_length=255,
+    )
+    unit_file: Path | None = key(
+        None,
+        "A file on this side to read production's command from, instead of the installed unit. Relative to matrix.yaml.",
+        "a path",
+    )
+    program: tuple[str, ...] | None = key(
+        None,
+        "Replaces what stands before the first flag of production's command. With `engine: rehearsal` the default is "
+        "this Python with `-m orchestrator.rehearsal`.",
+        "a list of words",
+        min_length=1,
+    )
+    engine: Literal["vllm", "rehearsal"] = key(
+        "vllm", "What serves: vLLM, or the stand-in whose results are stamped REHEARSAL.", "vllm or rehearsal"
+    )
+    port: Port | None = key(
+        None, "Production's port. Default: the one in production's command (vLLM's own default is 8000).", _PORT
+    )
+    isolate: bool = key(
+        True,  # noqa: FBT003
+        "Serve trials on 127.0.0.1 and a port of their own, out of reach of production's clients.",
+        _BOOLEAN,
+    )
+    isolate_port: Port | None = key(None, "Which port that is. Default: a free one.", _PORT)
+    user: str | None = key(
+        None,
+        "ssh only: the user to log in as. Default: what the ssh config says.",
+        "a user's name",
+        pattern=r"^[a-z_][a-z0-9_.-]*\$?$",
+    )
+    sudo: bool | None = key(
+        None, "Whether root's commands go through `sudo -n`. Default: when not root already.", _BOOLEAN
+    )
+    cache_root: str | None = key(
+        None,
+        "Where the empty cache folders of cold boots are made. Default: beside the service user's own caches.",
+        "an absolute path",
+        pattern=r"^/",
+    )
+    env: dict[str, str] = key(
+        {}, "Environment of the engine on this box, for every variant.", "NAME: text, one a line"
+    )
+    time_scale: float | None = key(
+        None,
+        "rehearsal engine only: boot phases and the logger's interval are multiplied by it, token rates never.",
+        "a number above 0, at most 1",
+        gt=0,
+        le=1,
+    )
+    dead_man_s: Seconds = key(
+        900.0, "The box restores production by itself when nothing was heard from us for so long.", DURATION
+    )
+    load: LoadSpec | None = key(None, "What differs from the top-level `load:` on this box.", "a mapping")
+    deadlines: Deadlines | None = key(
+        None, "What differs from the top-level `deadlines:` on this box.", "a mapping"
+    )
+
+
+_VARIANT_SCHEMA: dict[str, Any] = {
+    "type": ["object", "null"],
+    "properties": {
+        "unset": {
+            "type": "array",
+            "items": {"type": "string"},
+            "uniqueItems": True,
+            "description": "Flags of production that this variant leaves out.",
+        },
+        "env": {
+            "type": "object",
+            "additionalProperties": {"type": ["string", "number", "null"]},
+            "description": "Environment variables; null takes one away.",
+        },
+    },
+    "additionalProperties": {
+        "type": ["string", "number", "boolean", "array", "object"],
+        "description": f"A flag of the engine. Accepted: {FLAG_VALUE}.",
+    },
+}
+NAME = "letters, digits, `-`, `_` and `.`, beginning with a letter, a digit or `_`"
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+MAX_NAME = 64
+
+Boots: TypeAlias = Annotated[int, Field(ge=1, le=1000)] | Literal["auto"]
+Level: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
+BOOTS = "a whole number, 1 to 1000, or auto"
+_LEVELS = "a list of whole numbers, 1 to 4096, each once"
+_CACHES = "cold, clear, warm, as-is, or a list of these, each once"
+
+
+class MatrixFile(Keys):
+    """The experiment: what is compared, on which box, how often."""
+
+    experiment: str | None = key(
+        None,
+        "Names the experiment and its folder under artifacts/. Default: the file's name without its ending.",
+        NAME,
+        pattern=NAME_PATTERN,
+        max_length=MAX_NAME,
+    )
+    box: str | None = key(
+        None, "The box that is used unless `--box` names another. Default: the only one.", "a name under `boxes:`"
+    )
+    boots: Boots | None = key(
+        None, "How often each variant boots, when `--boots` is not given.", BOOTS
+    )
+    seed: int = key(
+        1, "Seed of the run order and of the prompts.", "a whole number, 0 to 4294967295", ge=0, le=2**32 - 1
+    )
+    concurrency: tuple[Level, ...] = key(
+        (1, 2, 4, 8),
+        "How many requests run at once, one trial for each level; always run in ascending order.",
+        _LEVELS,
+        min_length=1,
+    )
+    cache: CacheState | Annotated[tuple[CacheState, ...], Field(min_length=1)] = key(
+        "cold", "The state of the compile caches before a boot. Several are separate cells, never pooled.", _CACHES
+    )
+    tolerance: float = key(
+        0.05,
+        "The widest boot-to-boot spread (sd of logs, near the coefficient of variation) that still reproduces.",
+        "a number above 0, below 1",
+        gt=0,
+        lt=1,
+    )
+    headroom: bool | Literal["on", "off"] = key(
+        True,  # noqa: FBT003
+        "Whether each boot is tried with a long prompt and with several at once before its trials.",
+        "true, false, on or off",
+    )
+    production: str | None = key(
+        None,
+        "Which variant is what production runs now. Default: the one whose flags equal production's.",
+        "a name under `variants:`",
+    )
+    load: LoadSpec = key(LoadSpec(), "How each trial loads the engine.", "a mapping")
+    deadlines: Deadlines = key(Deadlines(), "How long each step of a boot may take.", "a mapping")
+    boxes: dict[str, BoxKeys] = Field(
+        description="The boxes, by name. A box's name is not a number.",
+        json_schema_extra={"accepted": "a mapping: name, then the keys of a box"},
+        min_length=1,
+    )
+    variants: Annotated[
+        dict[str, Any],
+        WithJsonSchema({"type": "object", "minProperties": 1, "additionalProperties": _VARIANT_SCHEMA}),
+    ] = Field(
+        description="What is compared, by name: the flags that differ from production's command. `{}` is production "
+        "as it is. `unset:` is a list of flags to leave out, `env:` a mapping of environment variables (null takes one "
+        f"away); every other key is a flag. Accepted for a flag: {FLAG_VALUE}.",
+        json_schema_extra={"accepted": "a mapping: name, then flags"},
+        min_length=1,
+    )
+
