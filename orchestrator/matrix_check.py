@@ -115,20 +115,22 @@ def _explain(document: Document, path: KeyPath, details: list[ErrorDetails]) -> 
     if "extra_forbidden" in kinds:
         known = _known_keys(path[:-1])
         return document.problem(path, f"unknown key{suggestion(str(path[-1]), known)}", ", ".join(known))
-    accepted = _accepted(path)
-    if "missing" in kinds:
-        return document.problem(path, "is missing", accepted)
+    what = "is missing" if "missing" in kinds else _wrong_value(document, path, kinds, details)
+    return document.problem(path, what, _accepted(path))
+
+
+def _wrong_value(document: Document, path: KeyPath, kinds: set[str], details: list[ErrorDetails]) -> str:
     own = [str(detail["ctx"]["error"]) for detail in details if detail["type"] == "value_error" and "ctx" in detail]
-    if own:
-        return document.problem(path, own[0].partition("; accepted")[0], accepted)
     value, mark = _value(document.data, path), document.mark(path)
+    if own:
+        return own[0].partition("; accepted")[0]
     if any(kind.startswith(("int", "float")) for kind in kinds):
-        return document.problem(path, _no_number(value, mark), accepted)
+        return _no_number(value, mark)
     if "bool_type" in kinds and "literal_error" not in kinds:
-        return document.problem(path, _no_boolean(value, mark), accepted)
+        return _no_boolean(value, mark)
     if "string_too_long" in kinds:
-        return document.problem(path, f"longer than {details[0].get('ctx', {}).get('max_length')} characters", accepted)
-    return document.problem(path, _not_accepted(value, mark, accepted), accepted)
+        return f"a text of {len(value)} characters, at most {details[0]['ctx']['max_length']} are accepted"
+    return _not_accepted(value, mark, _accepted(path))
 
 
 def _not_accepted(value: Any, mark: Mark, accepted: str) -> str:
@@ -153,15 +155,16 @@ def _no_number(value: Any, mark: Mark) -> str:
         return f"{shown} is no whole number as written, write {int(value)}"
     if not isinstance(value, str):
         return f"{shown} is not accepted"
+    advice = "is no number"
     if not mark.plain and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", text):
-        return f"{shown} is text because of its quotes, write {text}"
-    if re.fullmatch(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?", text):
-        return f"{shown} is text in YAML 1.2, write {text.replace('_', '')}"
-    if re.fullmatch(r"[-+]?0[xob][0-9a-fA-F_]+", text):
-        return f"{shown} is text here, write {_based(text)}"
-    if re.fullmatch(r"[-+]?\.(inf|nan)", text, re.IGNORECASE):
-        return f"{shown} is no finite number"
-    return f"{shown} is no number"
+        advice = f"is text because of its quotes, write {text}"
+    elif re.fullmatch(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?", text):
+        advice = f"is text in YAML 1.2, write {text.replace('_', '')}"
+    elif re.fullmatch(r"[-+]?0[xob][0-9a-fA-F_]+", text):
+        advice = f"is text here, write {_based(text)}"
+    elif re.fullmatch(r"[-+]?\.(inf|nan)", text, re.IGNORECASE):
+        advice = "is no finite number"
+    return f"{shown} {advice}"
 
 
 def _based(text: str) -> str:
@@ -261,30 +264,35 @@ def _boxes(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _box(document: Document, path: KeyPath, box: Mapping[str, Any]) -> Iterator[Problem]:
-    def problem(name: str, what: str, accepted: str) -> Problem:
-        return document.problem((*path, name), what, accepted)
-
     given = {name for name, value in box.items() if value is not None}
-    service, engine = box.get("service", "systemd"), box.get("engine", "vllm")
-    if box.get("transport", "local") == "local":
-        for name in ("host", "user", "ssh_config"):
-            if name in given:
-                yield problem(name, "means nothing without `transport: ssh`", "leave it out, or `transport: ssh`")
-    if service in ("systemd", "systemd-user") and "unit" not in given:
-        yield problem("unit", f"is missing for `service: {service}`", _accepted((*path, "unit")))
-    if service == "process" and not given & {"unit_file", "program"}:
-        what = "is missing for `service: process` (so is `program`, which would do)"
-        yield problem("unit_file", what, "a unit file whose ExecStart is production's command")
-    if "time_scale" in given and engine != "rehearsal":
-        yield problem("time_scale", "means nothing without `engine: rehearsal`", "leave it out")
-    if "isolate_port" in given:
-        if box.get("isolate") is False:
-            yield problem("isolate_port", "means nothing with `isolate: false`", "leave it out, or `isolate: true`")
-        elif box.get("port") == box["isolate_port"]:
-            yield problem("isolate_port", "is production's own port", "another port")
+    for name, what, accepted in (*_needed(box, given), *_meaningless(box, given)):
+        yield document.problem((*path, name), what, accepted)
     env = box.get("env")
     if isinstance(env, dict):
         yield from _env(document, (*path, "env"), env, may_unset=False)
+
+
+def _needed(box: Mapping[str, Any], given: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Key, what is wrong, accepted: for keys that another key asks for."""
+    service = box.get("service", "systemd")
+    if service in ("systemd", "systemd-user") and "unit" not in given:
+        yield "unit", f"is missing for `service: {service}`", _accepted(("boxes", "", "unit"))
+    if service == "process" and not given & {"unit_file", "program"}:
+        what = "is missing for `service: process` (so is `program`, which would do)"
+        yield "unit_file", what, "a unit file whose ExecStart is production's command"
+
+
+def _meaningless(box: Mapping[str, Any], given: set[str]) -> Iterator[tuple[str, str, str]]:
+    """The same for keys that another key rules out."""
+    for name in ("host", "user", "ssh_config"):
+        if name in given and box.get("transport", "local") == "local":
+            yield name, "means nothing without `transport: ssh`", "leave it out, or `transport: ssh`"
+    if "time_scale" in given and box.get("engine", "vllm") != "rehearsal":
+        yield "time_scale", "means nothing without `engine: rehearsal`", "leave it out"
+    if "isolate_port" in given and box.get("isolate") is False:
+        yield "isolate_port", "means nothing with `isolate: false`", "leave it out, or `isolate: true`"
+    elif "isolate_port" in given and box.get("port") == box["isolate_port"]:
+        yield "isolate_port", "is production's own port", "another port"
 
 
 def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
@@ -292,7 +300,10 @@ def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
     top = document.data.get("load")
     top = top if isinstance(top, dict) else {}
     own = {("boxes", name, "load"): box.get("load") for name, box in boxes.items() if isinstance(box, dict)}
-    places: dict[KeyPath, Any] = {("load",): top, **{path: load for path, load in own.items() if isinstance(load, dict)}}
+    places: dict[KeyPath, Any] = {
+        ("load",): top,
+        **{path: load for path, load in own.items() if isinstance(load, dict)},
+    }
     for path, load in places.items():
         try:
             spec = LoadSpec.model_validate({**top, **load})
@@ -347,7 +358,9 @@ def _variant(document: Document, path: KeyPath, body: Mapping[str, Any]) -> Iter
     if isinstance(env, dict):
         yield from _env(document, (*path, "env"), env, may_unset=True)
     else:
-        yield document.problem((*path, "env"), f"{_show(env, document.mark((*path, 'env')))} is no mapping", "NAME: text")
+        yield document.problem(
+            (*path, "env"), f"{_show(env, document.mark((*path, 'env')))} is no mapping", "NAME: text"
+        )
 
 
 def _opposite(name: str) -> str:
@@ -356,9 +369,11 @@ def _opposite(name: str) -> str:
 
 def _flag(document: Document, path: KeyPath, name: str) -> Iterator[Problem]:
     if not FLAG_NAME.fullmatch(name):
-        yield document.problem(path, f"`{path[-1]}` is no flag", "a flag's name, such as spec-tokens or --spec-tokens")
+        yield document.problem(path, f"`{path[-1]}` is no flag", "a flag's name, such as spec-tokens")
     elif name in _OURS:
-        yield document.problem(path, f"`{name}` belongs to the box, not to a variant", "`port:` or `isolate:` of the box")
+        yield document.problem(
+            path, f"`{name}` belongs to the box, not to a variant", "`port:` or `isolate:` of the box"
+        )
 
 
 def _flag_value(document: Document, path: KeyPath, value: Any) -> Iterator[Problem]:
@@ -431,7 +446,7 @@ def notes(document: Document) -> Iterator[Problem]:
     for variant, body in variants.items():
         for name, value in (body or {}).items():
             path = ("variants", variant, name)
-            if name not in _RESERVED and isinstance(value, str) and value.lower() in _SWITCHES:
-                if document.mark(path).plain:
-                    what = f"`{value}` is passed on as the text {value}; a switch is written true or false"
-                    yield document.problem(path, what)
+            text = value.lower() if isinstance(value, str) and document.mark(path).plain else ""
+            if name not in _RESERVED and text in _SWITCHES:
+                what = f"`{value}` is passed on as the text {value}; a switch is written true or false"
+                yield document.problem(path, what)

@@ -65,6 +65,7 @@ Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
 _PORT = "a port, 1 to 65535"
 _BOOLEAN = "true or false"
+_TOKENS = "a whole number, 1 to 1000000"
 FLAG_VALUE = "text, a number, true (bare flag), false (--no-FLAG), a list (several values), or a mapping (JSON)"
 
 
@@ -85,11 +86,13 @@ class LoadSpec(Keys):
     endpoint: Literal["chat", "completions"] = key("chat", "Which API the requests use.", "chat or completions")
     stream: bool = key(True, "Whether answers are streamed, as most clients ask for.", _BOOLEAN)  # noqa: FBT003
     input_tokens: int = key(
-        512, "About how many tokens a prompt has. Each prompt is unique.", "a whole number, 1 to 1000000", ge=1, le=10**6
+        512,
+        "About how many tokens a prompt has. Each prompt is unique.",
+        "a whole number, 1 to 1000000",
+        ge=1,
+        le=10**6,
     )
-    output_tokens: int = key(
-        256, "Exactly how many tokens each answer has.", "a whole number, 1 to 1000000", ge=1, le=10**6
-    )
+    output_tokens: int = key(256, "Exactly how many tokens each answer has.", _TOKENS, ge=1, le=10**6)
     window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", DURATION)
     warmup_s: SecondsOrNone = key(5.0, "How long each level is loaded before its window, at least.", DURATION)
     max_warmup_s: SecondsOrNone = key(
@@ -130,9 +133,7 @@ class BoxKeys(Keys):
         "text without spaces",
         pattern=r"^[^\s-]\S*$",
     )
-    ssh_config: str | None = key(
-        None, "ssh only: another ssh config file than ~/.ssh/config.", "a path", min_length=1
-    )
+    ssh_config: str | None = key(None, "ssh only: another ssh config file than ~/.ssh/config.", "a path", min_length=1)
     service: Literal["systemd", "systemd-user", "process"] = key(
         "systemd",
         "Who runs the engine: a system unit, a unit of the user's own manager, or a plain process.",
@@ -147,7 +148,8 @@ class BoxKeys(Keys):
     )
     unit_file: Path | None = key(
         None,
-        "A file on this side to read production's command from, instead of the installed unit. Relative to matrix.yaml.",
+        "A file on this side that production's command is read from, instead of the installed unit. Relative to "
+        "matrix.yaml.",
         "a path",
     )
     program: tuple[str, ...] | None = key(
@@ -184,9 +186,7 @@ class BoxKeys(Keys):
         "an absolute path",
         pattern=r"^/",
     )
-    env: dict[str, str] = key(
-        {}, "Environment of the engine on this box, for every variant.", "NAME: text, one a line"
-    )
+    env: dict[str, str] = key({}, "Environment of the engine on this box, for every variant.", "NAME: text, one a line")
     time_scale: float | None = key(
         None,
         "rehearsal engine only: boot phases and the logger's interval are multiplied by it, token rates never.",
@@ -198,9 +198,7 @@ class BoxKeys(Keys):
         900.0, "The box restores production by itself when nothing was heard from us for so long.", DURATION
     )
     load: LoadSpec | None = key(None, "What differs from the top-level `load:` on this box.", "a mapping")
-    deadlines: Deadlines | None = key(
-        None, "What differs from the top-level `deadlines:` on this box.", "a mapping"
-    )
+    deadlines: Deadlines | None = key(None, "What differs from the top-level `deadlines:` on this box.", "a mapping")
 
 
 _VARIANT_SCHEMA: dict[str, Any] = {
@@ -247,9 +245,7 @@ class MatrixFile(Keys):
     box: str | None = key(
         None, "The box that is used unless `--box` names another. Default: the only one.", "a name under `boxes:`"
     )
-    boots: Boots | None = key(
-        None, "How often each variant boots, when `--boots` is not given.", BOOTS
-    )
+    boots: Boots | None = key(None, "How often each variant boots, when `--boots` is not given.", BOOTS)
     seed: int = key(
         1, "Seed of the run order and of the prompts.", "a whole number, 0 to 4294967295", ge=0, le=2**32 - 1
     )
@@ -296,4 +292,3 @@ class MatrixFile(Keys):
         json_schema_extra={"accepted": "a mapping: name, then flags"},
         min_length=1,
     )
-

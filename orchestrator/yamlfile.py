@@ -145,7 +145,9 @@ def parse(text: str) -> Document:
 # --- events to nodes -----------------------------------------------------------------------------------------------
 
 
-class _Stop(Exception):  # noqa: N818  # it ends reading; it is no error of ours that anyone sees
+class _Stop(Exception):
+    """Ends reading; it never leaves this module."""
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.what)
         self.problem = problem
@@ -181,15 +183,15 @@ class _Reader:
                 break
         return root
 
-    def node(self, event: NodeEvent, events: Iterator[Event], depth: int) -> _Node:
+    def node(self, event: Event, events: Iterator[Event], depth: int) -> _Node:
         if depth > MAX_DEPTH:
             raise _Stop(Problem(_line(event), "", f"nested more than {MAX_DEPTH} deep", "plain keys and lists"))
         if isinstance(event, AliasEvent):
             if event.anchor not in self.anchors:
                 raise _Stop(Problem(_line(event), "", f"alias `*{event.anchor}` has no anchor before it"))
             return self.anchors[event.anchor]
-        tag = str(event.tag) if event.tag is not None else None
-        node = _Node(_line(event), tag)
+        assert isinstance(event, ScalarEvent | SequenceStartEvent | MappingStartEvent)
+        node = _Node(_line(event), str(event.tag) if event.tag is not None else None)
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         if isinstance(event, ScalarEvent):
