@@ -1,0 +1,126 @@
+"""Bad input gets a clear answer, an exit code of its own, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def invoke(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "invoke", *words),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        input=stdin or "",
+        timeout=120,
+        check=False,
+    )
+
+
+def matrix_file(folder: Path, text: str) -> str:
+    (folder / "matrix.yaml").write_text(text)
+    return str(folder / "matrix.yaml")
+
+
+def test_all_problems_of_a_matrix_are_told_at_once_with_file_and_line(tmp_path):
+    text = """boots: 0
+concurrency: [1, 0]
+colour: blue
+box: nowhere
+boxes:
+  rehearsal: {transport: local, service: process, engine: rehearsal, unit_file: unit.service}
+variants:
+  a: {}
+  b: {spec-tokens: 010}
+"""
+    (tmp_path / "unit.service").write_text("[Service]\nExecStart=/usr/bin/true --model m\n")
+    done = invoke("matrix", "--matrix", matrix_file(tmp_path, text), "--out", str(tmp_path / "out"))
+    assert done.returncode == 4
+    for line, word in ((1, "boots"), (2, "concurrency"), (3, "colour"), (4, "nowhere"), (9, "010")):
+        assert any(f"matrix.yaml:{line}:" in told and word in told for told in done.stderr.splitlines()), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_flag_that_the_unit_lacks_cannot_be_unset_and_nothing_starts(tmp_path):
+    (tmp_path / "unit.service").write_text(
+        "[Service]\nExecStart=/usr/bin/python3 -m vllm.entrypoints.openai.api_server --model m\n"
+    )
+    text = """boxes:
+  rehearsal: {transport: local, service: process, engine: rehearsal, unit_file: unit.service}
+variants:
+  a: {unset: [spec-tokens]}
+  b: {unset: [dtype]}
+"""
+    done = invoke("matrix", "--boots", "1", "--matrix", matrix_file(tmp_path, text), "--out", str(tmp_path / "out"))
+    assert done.returncode == 4
+    assert "matrix.yaml:4" in done.stderr
+    assert "spec-tokens" in done.stderr
+    assert "matrix.yaml:5" in done.stderr
+    assert not (tmp_path / "out" / "matrix" / "records.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("matrix", "--boots", "0"), "--boots"),
+        (("matrix", "--boots", "three"), "--boots"),
+        (("matrix", "--budget", "soon"), "--budget"),
+        (("matrix", "--box", "nowhere"), "nowhere"),
+        (("matrix", "--only", "spec-1,spec-9"), "spec-9"),
+        (("matrix", "--cache", "lukewarm"), "lukewarm"),
+        (("matrix", "--matrix", "no-such-file.yaml"), "no-such-file.yaml"),
+        (("report", "--experiment", "never"), "never"),
+        (("judge",), "--series"),
+        (("judge", "--series", "no-such-file.yaml"), "no-such-file.yaml"),
+        (("classify",), "--journal"),
+        (("classify", "--journal", "no-such-file"), "no-such-file"),
+    ],
+)
+def test_wrong_words_end_with_4_and_say_which(words, told, tmp_path):
+    out = () if words[0] in ("judge", "classify") else ("--out", str(tmp_path))
+    done = invoke(*words, *out)
+    assert done.returncode == 4, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_seeds_tables_give_the_seeds_verdicts():
+    done = invoke("judge", "--series", "examples/seed-series.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    answers = {variant["name"]: (variant["verdict"], variant["reasons"]) for variant in found["variants"]}
+    assert found["winner"] == "spec-1"
+    assert found["provisional"] is True
+    assert answers["spec-3"] == ("REJECTED", ["cold_boot_fatal"])
+    assert answers["spec-5"] == ("REJECTED", ["collapses_with_concurrency", "errors_under_load"])
+    assert answers["spec-8"] == ("REJECTED", ["does_not_reproduce", "errors_under_load"])
+
+
+def test_an_empty_journal_is_refused():
+    done = invoke("classify", "--journal", "-", stdin="")
+    assert done.returncode == 4
+
+
+def test_a_plain_log_on_standard_input_is_answered():
+    log = "INFO 11-30 10:00:00 [core.py:1] x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    done = invoke("classify", "--journal", "-", "--json", stdin=log)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cause"] == "cuda_oom_torch"
+
+
+def test_a_dry_run_prints_boots_and_commands_and_changes_nothing(tmp_path):
+    done = invoke("matrix", "--boots", "3", "--dry-run", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("b01-") == 5
+    assert done.stdout.count("b03-") == 5
+    assert "--spec-tokens 8" in done.stdout
+    assert list(tmp_path.iterdir()) == []
