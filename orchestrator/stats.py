@@ -462,7 +462,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> np.ndarray:
     array = np.asarray(points, dtype=float)
     if len(array) <= MOST_TREND_POINTS:
         return array
-    return array[np.linspace(0, len(array) - 1, MOST_TREND_POINTS).astype(int)]
+    return np.asarray(array[np.linspace(0, len(array) - 1, MOST_TREND_POINTS).astype(int)])
 
 
 def _slopes(points: np.ndarray) -> np.ndarray:
