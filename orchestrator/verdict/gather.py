@@ -1,0 +1,202 @@
+"""The ledger's records of one experiment to a `Series`: which boots count, and what each of them says. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.records import (
+    STEPS,
+    Answer,
+    AnyRecord,
+    BootEnded,
+    BootRecord,
+    BootResult,
+    BootStarted,
+    CacheState,
+    CampaignStarted,
+    CountedOutcome,
+    JournalAnswered,
+    Level,
+    Series,
+    StepEnded,
+    TrialEnded,
+)
+
+COUNTED: Mapping[str, CountedOutcome] = {"completed": "completed", "crashed": "crashed", "not_ready": "not_ready"}
+COVARIATES = ("start_temperature_c",)  # facts of steps that may explain a drift
+
+
+def series_from_records(
+    records: Iterable[AnyRecord],
+    *,
+    tolerance: float | None = None,
+    production: str | None = None,
+    variants: Sequence[str] | None = None,
+    boots_planned: int | None = None,
+    plan: str = "fixed",
+    refute_alpha: float = 0.05,
+    vouch_alpha: float = 0.05,
+) -> Series:
+    """The series of one experiment's records.
+
+    One entry for each planned boot that ended completed, crashed or not_ready, in plan order, whatever order the
+    records stand in. Disturbed and aborted boots are only counted; one that has not ended is nowhere.
+
+    Args:
+        records: The ledger's records.
+        tolerance: Default: that of the last campaign_started, as for the next three.
+        production: The variant that is production's own setting.
+        variants: In the order of the file.
+        boots_planned: Boots a variant and cache state.
+        plan: The plan's name.
+        refute_alpha: α of this look for refuting; 0 where this look may not refute.
+        vouch_alpha: α of this look for vouching; 0 where this look may not vouch.
+    """
+    campaigns, boots = _read(records)
+    last = campaigns[-1] if campaigns else None
+    counted = _counted(boots.values())
+    named = [name for campaign in campaigns for name in campaign.variants]
+    seen = [boot.ended.variant for boot in counted if boot.ended is not None]
+    ended = [boot.ended for boot in boots.values() if boot.ended is not None]
+    return Series(
+        experiment=last.experiment if last else "",
+        box=last.box if last else None,
+        rehearsal=any(campaign.rehearsal for campaign in campaigns),
+        tolerance=tolerance if tolerance is not None else last.tolerance if last else 0.05,
+        boots_planned=boots_planned if boots_planned is not None else last.boots_planned if last else None,
+        production=production if production is not None else last.production_variant if last else None,
+        variants=tuple(dict.fromkeys(variants if variants is not None else (*named, *seen))),
+        changes=dict(last.changes) if last else {},
+        concurrency=tuple(sorted({level for campaign in campaigns for level in campaign.concurrency})),
+        caches=_caches(boots.values()),
+        boots=tuple(_result(boot) for boot in counted),
+        boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
+        boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
+        confounded=_differing(campaigns),
+        plan=plan,
+        refute_alpha=refute_alpha,
+        vouch_alpha=vouch_alpha,
+    )
+
+
+@dataclass
+class _Boot:
+    """What the ledger holds of one boot."""
+
+    first: BootRecord
+    trials: list[TrialEnded] = field(default_factory=list)
+    answer: Answer | None = None
+    covariates: dict[str, float] = field(default_factory=dict)
+    ended: BootEnded | None = None
+
+    def add(self, record: BootRecord) -> None:
+        match record:
+            case TrialEnded():
+                self.trials.append(record)
+            case JournalAnswered():
+                self.answer = record.answer
+            case StepEnded():
+                self.covariates |= _covariates(record)
+            case BootEnded():
+                self.ended = record
+            case _:
+                pass
+
+
+def _read(records: Iterable[AnyRecord]) -> tuple[list[CampaignStarted], dict[str, _Boot]]:
+    campaigns: list[CampaignStarted] = []
+    boots: dict[str, _Boot] = {}
+    for record in records:
+        if isinstance(record, CampaignStarted):
+            campaigns.append(record)
+        elif isinstance(record, BootRecord):
+            # A boot that was cut off and started afresh under the same name is told by its last start alone.
+            if record.boot not in boots or (isinstance(record, BootStarted) and boots[record.boot].ended is None):
+                boots[record.boot] = _Boot(record)
+            boots[record.boot].add(record)
+    return campaigns, boots
+
+
+def _counted(boots: Iterable[_Boot]) -> list[_Boot]:
+    """Boots that count in plan order; of one planned boot the first attempt that counts."""
+    planned: dict[tuple[int, str, str], _Boot] = {}
+    for boot in sorted(boots, key=lambda boot: (boot.first.position, boot.first.attempt)):
+        if boot.ended is not None and boot.ended.boot_outcome in COUNTED:
+            planned.setdefault((boot.first.block, boot.first.variant, boot.first.cache), boot)
+    return list(planned.values())
+
+
+def _caches(boots: Iterable[_Boot]) -> tuple[CacheState, ...]:
+    return tuple(dict.fromkeys(boot.first.cache for boot in boots)) or ("cold",)
+
+
+def _result(boot: _Boot) -> BootResult:
+    ended, answer = boot.ended, boot.answer
+    assert ended is not None
+    bad = None if answer is None or answer.outcome == "benign" else answer
+    lost = ended.boot_outcome in ("crashed", "not_ready")
+    before = lost and _before_trials(ended, boot.trials)
+    return BootResult(
+        boot=ended.boot,
+        variant=ended.variant,
+        cache=ended.cache,
+        block=ended.block,
+        position=ended.position,
+        outcome=COUNTED[ended.boot_outcome],
+        why=ended.why,
+        died=ended.died,
+        died_before_trials=before,
+        died_under_load=ended.died and not before and ended.step in (None, "trials"),
+        cause=None if bad is None else bad.cause,
+        phase=None if bad is None else bad.phase,
+        levels=_levels(boot.trials),
+        at=ended.at,
+        covariates=boot.covariates,
+    )
+
+
+def _before_trials(ended: BootEnded, trials: Sequence[TrialEnded]) -> bool:
+    if ended.step is None:
+        return not trials
+    return STEPS.index(ended.step) < STEPS.index("trials")
+
+
+def _levels(trials: Iterable[TrialEnded]) -> tuple[Level, ...]:
+    """One level for each concurrency: windows of one boot describe that boot, so their logs are averaged."""
+    by_level: dict[int, list[TrialEnded]] = {}
+    for trial in trials:
+        by_level.setdefault(trial.concurrency, []).append(trial)
+    return tuple(_level(concurrency, by_level[concurrency]) for concurrency in sorted(by_level))
+
+
+def _level(concurrency: int, trials: Sequence[TrialEnded]) -> Level:
+    values = [
+        trial.tokens_per_s
+        for trial in trials
+        if trial.valid and not trial.failed and trial.tokens_per_s is not None and trial.tokens_per_s > 0
+    ]
+    failed = any(trial.failed for trial in trials)
+    value = values[0] if len(values) == 1 else None
+    if len(values) > 1:
+        value = math.exp(math.fsum(math.log(one) for one in values) / len(values))
+    return Level(concurrency=concurrency, value=None if failed else value, failed=failed, valid=bool(values) or failed)
+
+
+def _covariates(step: StepEnded) -> dict[str, float]:
+    found = {name: step.facts.get(name) for name in COVARIATES}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _differing(campaigns: Sequence[CampaignStarted]) -> str | None:
+    """The first fact in which sessions of one experiment differ, where both know it."""
+    known: dict[str, str] = {}
+    for campaign in campaigns:
+        for fact, value in campaign.fingerprint.items():
+            if value is None:
+                continue
+            if known.setdefault(fact, value) != value:
+                return f"boots of one comparison differ in {fact}: {known[fact]} and {value}"
+    return None

@@ -1,0 +1,420 @@
+"""Verdicts in sentences, with their numbers, and the whole derivation as text. Pure; decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from orchestrator import stats
+from orchestrator.records import BootResult, CellVerdict
+from orchestrator.verdict.derive import Case, Cell, Collapse, Derivation, Drop, changes, exp, exp_interval, printed
+
+SHOWN = 6  # boots listed by their numbers; more are told by their range
+FAR = 100  # boots above which a number of further boots is no advice
+
+
+def plural(count: int, word: str) -> str:
+    """A count with its noun: 1 boot, 2 boots."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def listed(items: Iterable[str], word: str = "and") -> str:
+    """Items as a person lists them: a, b and c."""
+    *first, last = items
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
+def streams(levels: Sequence[int]) -> str:
+    """Levels of concurrency: 1 stream, 1 and 8 streams."""
+    return f"{listed(str(level) for level in levels)} stream{'' if tuple(levels) == (1,) else 's'}"
+
+
+def values(by_boot: Iterable[float | None]) -> str:
+    """Boots by their numbers; many by their range."""
+    there = [value for value in by_boot if value is not None]
+    if len(there) <= SHOWN:
+        return f"{listed(printed(value) for value in there)} tok/s"
+    return f"{printed(min(there))} to {printed(max(there))} tok/s over {len(there)} boots"
+
+
+def times(log_ratio: float) -> str:
+    """A ratio from its log, `0.697×`; one that is not finite is told by its power of ten."""
+    ratio = exp(log_ratio)
+    return f"10^{log_ratio / math.log(10):.0f}×" if ratio is None or ratio == 0 else f"{ratio:.3g}×"
+
+
+def percent(share: float) -> str:
+    """A share without decimals: `63 %`."""
+    return f"{share * 100:.0f} %"
+
+
+def p_value(p: float) -> str:
+    """A p-value that never claims to be 0."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
+
+
+def further(more: int | None) -> str:
+    """Advice on further boots."""
+    if more is None:
+        return "no number of boots is known to settle it"
+    return f"{plural(more, 'more boot')} would settle it" if more <= FAR else f"over {FAR} more boots would settle it"
+
+
+# --- one sentence a variant ----------------------------------------------------------------------------------------
+
+
+def variant_sentence(derived: Derivation, case: Case) -> str:
+    """The variant's verdict in one sentence, with its numbers."""
+    answer = derived.answer(case)
+    if answer == "REJECTED":
+        return f"{case.name} is rejected: {'; '.join(_reasons(derived, case))}."
+    if answer == "WINNER":
+        return _winner(derived, case)
+    if answer == "UNDECIDED":
+        return f"{case.name} is undecided: {_unranked(derived, case)}."
+    return _compared(derived, case, dominated=answer == "DOMINATED")
+
+
+def _reasons(derived: Derivation, case: Case) -> list[str]:
+    told: list[str] = []
+    if case.fatal:
+        told.append(_fatal(case))
+    told += [_collapse(collapse) for collapse in case.collapses[:1]]
+    told += [_wide(cell.verdict, derived.series.tolerance) for cell in case.wide[:1]]
+    if case.errors:
+        told.append(_errors(case))
+    return told
+
+
+def _fatal(case: Case) -> str:
+    cold = [boot for boot in case.boots if boot.cache in {fatal.cache for fatal in case.fatal}]
+    causes = listed(dict.fromkeys(boot.cause or boot.why or "cause unknown" for boot in case.fatal))
+    died = "died or was not ready" if any(not boot.died for boot in case.fatal) else "died"
+    return f"it {died} before the trials in {len(case.fatal)} of {plural(len(cold), 'cold boot')} ({causes})"
+
+
+def _collapse(collapse: Collapse) -> str:
+    at = f"it collapses at {streams((collapse.concurrency,))}{_state(collapse.cache)}"
+    if collapse.worst:
+        boot, low, best, value = max(collapse.worst, key=lambda entry: entry[2] / entry[3])
+        of = "" if len(collapse.worst) == 1 else f", and more than 2× in each of {len(collapse.worst)} boots"
+        return (
+            f"{at}: {printed(value)} tok/s in all, where {streams((low,))} gave {printed(best)} in {boot} "
+            f"({best / value:.1f}× as much{of})"
+        )
+    assert collapse.drop is not None
+    return f"{at}: {_drop(collapse.drop)}"
+
+
+def _drop(drop: Drop) -> str:
+    return (
+        f"{times(drop.difference.value)} the throughput of {streams((drop.low,))} "
+        f"({_between(drop.difference.interval)}, {drop.boots} boots, {p_value(drop.p_holm)} one-sided after Holm)"
+    )
+
+
+def _wide(cell: CellVerdict, tolerance: float) -> str:
+    return (
+        f"it does not reproduce at {streams((cell.concurrency,))}{_state(cell.cache)}: its boots gave "
+        f"{values(cell.by_boot)}, sd of logs {cell.spread:.3g}, at least {cell.spread_lower:.3g} (95 %), "
+        f"where {tolerance:g} is tolerated"
+    )
+
+
+def _errors(case: Case) -> str:
+    levels = sorted({level for _, failed in case.errors for level in failed})
+    at = f" at {streams(levels)}" if levels else ""
+    return f"it failed under load{at} in {len(case.errors)} of {plural(len(case.boots), 'boot')}"
+
+
+def _winner(derived: Derivation, case: Case) -> str:
+    ranking = derived.ranking
+    parts = [f"{case.name} wins with {_objective(derived, case)}{_failures(case)}"]
+    if ranking.tied:
+        others = [name for name in ranking.tied if name != case.name]
+        parts.append(f"a tie with {listed(others)}, decided by {_tie_break(derived, case)}")
+    parts.append(_assurance(case))
+    if len(ranking.objectives) > 1:
+        parts.append("the highest of several is biased upwards, so confirm it with fresh boots")
+    return "; ".join(parts) + "."
+
+
+def _tie_break(derived: Derivation, case: Case) -> str:
+    count = changes(derived.series, case.name)
+    return "the order of the file" if count is None else f"the fewest changes from production ({count})"
+
+
+def _assurance(case: Case) -> str:
+    open_cells = [cell.verdict for cell in case.cells if cell.verdict.reproducibility == "UNDECIDED"]
+    fewest = min(len(cell.logs) for cell in case.cells)
+    unseen = stats.hidden_mode_rate(fewest)
+    slow = "" if unseen is None else f"; a slow mode on up to {percent(unseen)} of boots would still be unseen"
+    if not open_cells:
+        return f"all {plural(len(case.cells), 'cell')} reproduce{slow}"
+    wanted = [cell.more_boots for cell in open_cells]
+    known = [more for more in wanted if more is not None]
+    advice = f", {further(max(known))}" if len(known) == len(wanted) else ""
+    return f"provisional, {len(open_cells)} of {plural(len(case.cells), 'cell')} undecided{advice}{slow}"
+
+
+def _compared(derived: Derivation, case: Case, *, dominated: bool) -> str:
+    ranking = derived.ranking
+    assert ranking.winner is not None
+    comparison = ranking.comparisons[case.name]
+    ratio = times(ranking.objectives[case.name] - ranking.objectives[ranking.winner])
+    kind = "dominated" if dominated else "a contender"
+    start = f"{case.name} is {kind}: {_objective(derived, case)}{_failures(case)}, {ratio} the winner's"
+    if comparison.difference is None or comparison.p_holm is None:
+        return f"{start}; a comparison needs two boots on both sides, so nothing tells them apart yet."
+    told = (
+        f"({_between(comparison.difference.interval)}; {p_value(comparison.p_holm)} after Holm over "
+        f"{plural(comparison.family, 'comparison')})"
+    )
+    if dominated:
+        return f"{start} {told}."
+    return f"{start} {told}, not told apart from it{_would_tell(derived, case)}."
+
+
+def _would_tell(derived: Derivation, case: Case) -> str:
+    ranking = derived.ranking
+    comparison = ranking.comparisons[case.name]
+    assert comparison.difference is not None
+    logs = case.objective_logs(ranking.cache or "cold", ranking.levels)
+    pooled = comparison.difference.se * math.sqrt(len(logs) / 2)
+    needed = stats.boots_per_arm(comparison.difference.value, pooled)
+    if needed is None or needed > FAR or needed <= len(logs):
+        return ""
+    return f"; about {needed} boots each would, if the difference and the spread stay"
+
+
+def _objective(derived: Derivation, case: Case) -> str:
+    ranking = derived.ranking
+    value = printed(math.exp(ranking.objectives[case.name]))
+    mean = "" if len(ranking.levels) == 1 else ", geometric mean"
+    state = _state(ranking.cache or "cold")
+    boots = max(
+        len(cell.logs)
+        for cell in case.cells
+        if cell.verdict.cache == ranking.cache and cell.verdict.concurrency in ranking.levels
+    )
+    return f"{value} tok/s (at {streams(ranking.levels)}{state}{mean}, {plural(boots, 'boot')})"
+
+
+def _failures(case: Case) -> str:
+    lost = failures(case)
+    return f", although {lost} of {plural(len(case.boots), 'boot')} did not complete" if lost else ""
+
+
+def failures(case: Case) -> int:
+    """Boots that crashed or were not ready."""
+    return sum(boot.outcome != "completed" for boot in case.boots)
+
+
+def _unranked(derived: Derivation, case: Case) -> str:
+    if not case.boots:
+        return "no boot of it has ended"
+    if not case.has_value:
+        return f"none of its {plural(len(case.boots), 'boot')} gave a valid value"
+    if not case.levels(derived.ranking.cache or "cold"):
+        return f"no {derived.ranking.cache} boot gave a valid value, and cache states are never pooled"
+    return "no level was measured by every variant that is not rejected"
+
+
+def _state(cache: str) -> str:
+    return "" if cache == "cold" else f" ({cache} cache)"
+
+
+def _between(logs: stats.Interval) -> str:
+    return f"95 % {times(logs[0])} to {times(logs[1])}"
+
+
+# --- the sentence on top -------------------------------------------------------------------------------------------
+
+
+def overall_sentence(derived: Derivation) -> str:
+    """What wins, how sure that is, and what production's own verdict is."""
+    parts = [_outcome(derived)]
+    if derived.confounded:
+        parts.append(f"The comparison is confounded: {derived.confounded}.")
+    production = derived.series.production
+    case = None if production is None else derived.case(production)
+    if case is not None:
+        answer = derived.answer(case)
+        why = f" ({', '.join(case.reasons)})" if case.reasons else ""
+        itself = "itself " if answer == "REJECTED" else ""
+        parts.append(f"Production, {case.name}, is {itself}{answer}{why}.")
+    if derived.series.rehearsal:
+        parts.append("REHEARSAL: made on the stand-in engine, not on a GPU.")
+    return " ".join(parts)
+
+
+def _outcome(derived: Derivation) -> str:
+    ranking = derived.ranking
+    if ranking.winner is None:
+        return f"Nothing wins: {_no_winner(derived)}."
+    case = derived.case(ranking.winner)
+    assert case is not None
+    sure = provisional(case)
+    contenders = [other.name for other in derived.cases if derived.answer(other) == "CONTENDER"]
+    apart = f", not told apart from {listed(contenders)}" if contenders else ""
+    manner = ", provisionally," if sure else ""
+    return f"{case.name} wins{manner} with {_objective(derived, case)}{apart}: {_assurance(case)}."
+
+
+def provisional(case: Case) -> bool:
+    """Whether any cell of the winner is not `REPRODUCES`."""
+    return any(cell.verdict.reproducibility != "REPRODUCES" for cell in case.cells)
+
+
+def _no_winner(derived: Derivation) -> str:
+    rejected = sum(bool(case.reasons) for case in derived.cases)
+    if rejected == len(derived.cases):
+        return f"all {plural(rejected, 'variant')} are rejected" if rejected != 1 else "the only variant is rejected"
+    if derived.ranking.cache is None:
+        return "no variant that is not rejected has a valid value"
+    return "no level was measured by every variant that is not rejected"
+
+
+# --- the whole derivation ------------------------------------------------------------------------------------------
+
+
+def explanation(derived: Derivation, case: Case) -> str:
+    """How one variant's verdict follows from its boots, step by step, with every number."""
+    lines = [
+        f"{case.name}: {derived.answer(case)}",
+        variant_sentence(derived, case),
+        "",
+        _count(derived, case),
+        *(f"  {_boot(boot)}" for boot in case.boots),
+    ]
+    bounds = stats.clopper_pearson(failures(case), len(case.boots), sided=1)
+    if bounds is not None:
+        rate = f"true rate from {percent(bounds[0])} to {percent(bounds[1])} (Clopper-Pearson, one-sided 95 % each)"
+        lines.append(f"  {failures(case)} of {len(case.boots)} did not complete: {rate}")
+    for cell in case.cells:
+        lines += ["", *_cell(derived, cell)]
+    lines += ["", "Reasons to reject", *(f"  {line}" for line in _rules(derived, case))]
+    lines += ["", "Ranking", *(f"  {line}" for line in _ranked(derived, case))]
+    lines += ["", f"Drift: {derived.confounded or 'none found'}"]
+    return "\n".join(lines)
+
+
+def _count(derived: Derivation, case: Case) -> str:
+    disturbed = derived.series.boots_disturbed.get(case.name, 0)
+    aborted = derived.series.boots_aborted.get(case.name, 0)
+    return f"Boots that count: {len(case.boots)} (besides {disturbed} disturbed, {aborted} aborted)"
+
+
+def _boot(boot: BootResult) -> str:
+    told = ", ".join(
+        f"{level.concurrency}: "
+        + (
+            "not measured"
+            if not level.measured
+            else "failed"
+            if level.failed
+            else "not valid"
+            if not level.valid or level.value is None
+            else printed(level.value)
+        )
+        for level in sorted(boot.levels, key=lambda level: level.concurrency)
+    )
+    end = "" if boot.outcome == "completed" else f" {boot.outcome} ({boot.cause or boot.why or 'cause unknown'})"
+    return f"{boot.boot} [{boot.cache}]{end}{': ' + told if told else ''}"
+
+
+def _cell(derived: Derivation, cell: Cell) -> list[str]:
+    series, verdict, n = derived.series, cell.verdict, len(cell.logs)
+    lines = [f"Cell {streams((verdict.concurrency,))}, {verdict.cache} cache: {verdict.reproducibility}"]
+    if n == 0:
+        return [*lines, "  no valid value"]
+    lines.append(f"  n = {n}: {values(verdict.by_boot)}")
+    if verdict.spread is None:
+        lines.append("  one boot has no spread: undecided")
+    else:
+        low, high = stats.spread_factors(n)
+        lines += [
+            f"  sd of logs s = {verdict.spread:.4g}, tolerance τ = {series.tolerance:g}",
+            f"  L = s·{low:.4g} = {verdict.spread_lower:.4g}, U = s·{high:.4g} = {verdict.spread_upper:.4g} (α = 0.05)",
+            *_look(derived, verdict, n),
+            f"  {_decision(derived, verdict, n)}",
+        ]
+        apart = stats.modes(cell.logs, series.tolerance)
+        if apart is not None:
+            lines.append(f"  widest gap: {len(apart.slow)} slow and {len(apart.fast)} fast, {times(apart.gap)} apart")
+    if verdict.estimate is not None:
+        ends = exp_interval(stats.mean_interval(cell.logs))
+        ci = "no interval" if ends is None else f"95 % {printed(ends[0])} to {printed(ends[1])}"
+        lines.append(f"  estimate {printed(verdict.estimate)} tok/s (geometric mean; {ci})")
+    if verdict.hidden_mode_rate is not None:
+        lines.append(
+            f"  a slow mode on up to {percent(verdict.hidden_mode_rate)} of boots would be unseen (1 − 0.05^(1/{n}))"
+        )
+    return lines
+
+
+def _look(derived: Derivation, verdict: CellVerdict, n: int) -> list[str]:
+    """The bounds at the α of this look, where the plan has split it."""
+    series = derived.series
+    if verdict.spread is None or (series.refute_alpha == stats.ALPHA and series.vouch_alpha == stats.ALPHA):
+        return []
+    parts = []
+    for name, index, alpha in (("L", 0, series.refute_alpha), ("U", 1, series.vouch_alpha)):
+        bound = verdict.spread * stats.spread_factors(n, alpha, alpha)[index] if alpha > 0 else None
+        parts.append(f"{name} = {bound:.4g} (α = {alpha:.3g})" if bound is not None else f"{name} not looked at")
+    return [f"  this look of plan {series.plan}: {', '.join(parts)}"]
+
+
+def _decision(derived: Derivation, verdict: CellVerdict, n: int) -> str:
+    if verdict.reproducibility == "DOES_NOT_REPRODUCE":
+        return "L > τ: even the kindest reading is too wide"
+    if verdict.reproducibility == "REPRODUCES":
+        return f"U ≤ τ and n ≥ {stats.MIN_VOUCH}: vouched for"
+    within = verdict.spread_upper is not None and verdict.spread_upper <= derived.series.tolerance
+    few = within and n < stats.MIN_VOUCH
+    why = f"U ≤ τ, but it takes {stats.MIN_VOUCH} boots to vouch" if few else "L ≤ τ < U"
+    return f"{why}: {further(verdict.more_boots)}"
+
+
+def _rules(derived: Derivation, case: Case) -> list[str]:
+    cold = sum(boot.cache in {"cold", "clear"} for boot in case.boots)
+    told = {
+        "cold_boot_fatal": _fatal(case)
+        if case.fatal
+        else f"none of {plural(cold, 'cold boot')} died before the trials",
+        "collapses_with_concurrency": "; ".join(_collapse(c) for c in case.collapses)
+        or "no level is below half of a lower one in every boot, or significantly more than 10 % lower",
+        "does_not_reproduce": "; ".join(_wide(cell.verdict, derived.series.tolerance) for cell in case.wide)
+        or "no cell is refuted",
+        "errors_under_load": _errors(case) if case.errors else "no trial failed",
+    }
+    lines = [f"{'yes' if name in case.reasons else 'no '} {name}: {why}" for name, why in told.items()]
+    return lines + [
+        f"    {drop.high} against {streams((drop.low,))}{_state(drop.cache)}: {_drop(drop)}"
+        for drop in case.drops
+        if drop.difference.value < 0
+    ]
+
+
+def _ranked(derived: Derivation, case: Case) -> list[str]:
+    ranking = derived.ranking
+    if case.reasons:
+        return ["rejected variants are not ranked"]
+    if case.name not in ranking.objectives or ranking.winner is None:
+        return [_unranked(derived, case)]
+    lines = [f"objective {_objective(derived, case)}", f"winner {ranking.winner}"]
+    if ranking.tied:
+        lines.append(f"tied to the printed digits: {listed(ranking.tied)}")
+    comparison = ranking.comparisons.get(case.name)
+    if comparison is None:
+        return lines
+    d = comparison.difference
+    if d is None or comparison.p_holm is None:
+        return [*lines, "Welch's test needs two boots with every level on both sides"]
+    test = "no spread on either side" if d.t is None else f"t = {d.t:.3g}, df = {d.df:.3g}"
+    return [
+        *lines,
+        f"Welch on log boot means: {times(d.value)} ({_between(d.interval)}), {test}, {p_value(d.p)}",
+        f"Holm over {plural(comparison.family, 'comparison')}: {p_value(comparison.p_holm)}, "
+        + ("slower" if comparison.slower else "not told apart"),
+    ]
