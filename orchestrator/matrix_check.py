@@ -12,8 +12,19 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.matrix_keys import FLAG_VALUE, MAX_NAME, NAME, NAME_PATTERN, BoxKeys, Deadlines, LoadSpec, MatrixFile
-from orchestrator.yamlfile import Document, KeyPath, Mark, Problem
+from orchestrator.errors import UsageError
+from orchestrator.matrix_keys import (
+    FLAG_VALUE,
+    MAX_NAME,
+    NAME,
+    NAME_PATTERN,
+    BoxKeys,
+    Deadlines,
+    LoadSpec,
+    MatrixFile,
+    duration,
+)
+from orchestrator.yamlfile import Document, KeyPath, Mark, Problem, say_path
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9_.-]+)?")
@@ -26,6 +37,7 @@ _OURS = frozenset({"host", "port"})
 def check(document: Document, stem: str) -> Iterator[Problem]:
     """Every problem of a matrix.yaml whose data is a mapping. `stem` names the experiment when the file does not."""
     data = document.data
+    yield from _texts(document)
     yield from _keys(document)
     yield from _experiment(document, stem)
     yield from _levels(document)
@@ -89,24 +101,40 @@ def _text(value: Any, mark: Mark) -> Any:
 # --- keys and types ------------------------------------------------------------------------------------------------
 
 
+def _texts(document: Document) -> Iterator[Problem]:
+    """Text that no command line and no file of ours can hold."""
+    for path, mark in document.marks.items():
+        text = f"{path[-1] if path else ''}{mark.text or ''}"
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            yield document.problem(path, "a NUL or half a surrogate pair", "text")
+
+
 def _keys(document: Document) -> Iterator[Problem]:
     """What the models say, in our words: one problem a place."""
+    said = {problem.key for problem in document.problems}
+    # Half a surrogate pair has no UTF-8; `_texts` has said so, and the models see a question mark.
+    written = json.dumps(plain_data(document), ensure_ascii=False).encode("utf-8", "replace")
     try:
-        MatrixFile.model_validate_json(json.dumps(plain_data(document)), strict=True)
+        MatrixFile.model_validate_json(written, strict=True)
     except ValidationError as error:
         grouped: dict[KeyPath, list[ErrorDetails]] = {}
         for detail in error.errors():
             grouped.setdefault(_place(document, detail), []).append(detail)
         for path, details in grouped.items():
-            yield _explain(document, path, details)
+            # Of a union, the branch that fails deeper is the one that was meant.
+            deeper = any(other != path and other[: len(path)] == path for other in grouped)
+            if say_path(path) not in said and not (path and deeper):
+                yield _explain(document, path, details)
 
 
 def _place(document: Document, detail: ErrorDetails) -> KeyPath:
-    path: KeyPath = detail["loc"]
+    """Where it stands in the file; the models put the names of a union's branches between."""
     if detail["type"] == "missing":
-        return path
-    while path not in document.marks:  # the models add the name of a union's branch
-        path = path[:-1]
+        return detail["loc"]
+    path: KeyPath = ()
+    for part in detail["loc"]:
+        if (*path, part) in document.marks:
+            path = (*path, part)
     return path
 
 
@@ -126,16 +154,12 @@ def _wrong_value(document: Document, path: KeyPath, kinds: set[str], details: li
         return own[0].partition("; accepted")[0]
     if any(kind.startswith(("int", "float")) for kind in kinds):
         return _no_number(value, mark)
-    if "bool_type" in kinds and "literal_error" not in kinds:
+    if "bool_type" in kinds and ("literal_error" not in kinds or _switch(value, mark)):
         return _no_boolean(value, mark)
     if "string_too_long" in kinds:
         return f"a text of {len(value)} characters, at most {details[0]['ctx']['max_length']} are accepted"
-    return _not_accepted(value, mark, _accepted(path))
-
-
-def _not_accepted(value: Any, mark: Mark, accepted: str) -> str:
-    guess = suggestion(value, re.findall(r"[a-z][a-z-]+", accepted)) if isinstance(value, str) else ""
-    return f"{_show(value, mark)} is not accepted{guess}"
+    shown, words = _show(value, mark), re.findall(r"[a-z][a-z-]+", _accepted(path)) if "literal_error" in kinds else []
+    return f"{shown} is not accepted{suggestion(value, words) if isinstance(value, str) else ''}"
 
 
 def _show(value: Any, mark: Mark) -> str:
@@ -174,8 +198,12 @@ def _based(text: str) -> str:
         return "it as a decimal number"
 
 
+def _switch(value: Any, mark: Mark) -> bool:
+    return isinstance(value, str) and mark.plain and value.lower() in _SWITCHES
+
+
 def _no_boolean(value: Any, mark: Mark) -> str:
-    if isinstance(value, str) and mark.plain and value.lower() in _SWITCHES:
+    if _switch(value, mark):
         meant = "true" if value.lower() in {"on", "yes", "y"} else "false"
         return f"`{value}` is text in YAML 1.2, not a boolean, write {meant}"
     return f"{_show(value, mark)} is no boolean"
@@ -258,7 +286,9 @@ def _boxes(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
         path = ("boxes", name)
         yield from _name(document, path, name)
         if name.isdecimal():
-            yield document.problem(path, "a number cannot name a box (results in `.2`, `.3` … are repeats)", NAME)
+            yield document.problem(
+                path, "a number cannot name a box (`.2`, `.3` … are repeats)", "a name with a letter"
+            )
         if isinstance(box, dict):
             yield from _box(document, path, box)
 
@@ -287,7 +317,7 @@ def _meaningless(box: Mapping[str, Any], given: set[str]) -> Iterator[tuple[str,
     for name in ("host", "user", "ssh_config"):
         if name in given and box.get("transport", "local") == "local":
             yield name, "means nothing without `transport: ssh`", "leave it out, or `transport: ssh`"
-    if "time_scale" in given and box.get("engine", "vllm") != "rehearsal":
+    if "time_scale" in given and box.get("engine", "vllm") == "vllm":
         yield "time_scale", "means nothing without `engine: rehearsal`", "leave it out"
     if "isolate_port" in given and box.get("isolate") is False:
         yield "isolate_port", "means nothing with `isolate: false`", "leave it out, or `isolate: true`"
@@ -299,20 +329,24 @@ def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
     """Pairs within `load:`, at the top and as each box sees it."""
     top = document.data.get("load")
     top = top if isinstance(top, dict) else {}
-    own = {("boxes", name, "load"): box.get("load") for name, box in boxes.items() if isinstance(box, dict)}
-    places: dict[KeyPath, Any] = {
-        ("load",): top,
-        **{path: load for path, load in own.items() if isinstance(load, dict)},
-    }
+    places: dict[KeyPath, Any] = {("load",): top}
+    places |= {("boxes", name, "load"): box.get("load") for name, box in boxes.items() if isinstance(box, dict)}
     for path, load in places.items():
-        try:
-            spec = LoadSpec.model_validate({**top, **load})
-        except ValidationError:
-            continue  # said already, key by key
-        named = "max_warmup_s" if "max_warmup_s" in load else "warmup_s"
-        if spec.max_warmup_s < spec.warmup_s and named in load:
-            what = f"the longest warm-up ({spec.max_warmup_s:g} s) is shorter than the shortest ({spec.warmup_s:g} s)"
-            yield document.problem((*path, named), what, "warmup_s ≤ max_warmup_s")
+        named = [name for name in ("max_warmup_s", "warmup_s") if isinstance(load, dict) and name in load]
+        shortest, longest = (
+            _seconds({**top, **load}, name) if named else None for name in ("warmup_s", "max_warmup_s")
+        )
+        if shortest is not None and longest is not None and longest < shortest:
+            what = f"the longest warm-up ({longest:g} s) is shorter than the shortest ({shortest:g} s)"
+            yield document.problem((*path, named[0]), what, "warmup_s ≤ max_warmup_s")
+
+
+def _seconds(load: Mapping[str, Any], name: str) -> float | None:
+    """A duration of `load:`; None where it is none, which the models have said."""
+    try:
+        return duration(load.get(name, LoadSpec.model_fields[name].default))
+    except UsageError:
+        return None
 
 
 # --- variants ------------------------------------------------------------------------------------------------------
@@ -324,10 +358,10 @@ def _variants(document: Document, variants: Mapping[str, Any]) -> Iterator[Probl
         path = ("variants", name)
         yield from _name(document, path, name)
         if re.search(r"\.r[0-9]+$", name):
-            yield document.problem(path, "ends like the repeat of a boot (`.r1`)", NAME)
+            yield document.problem(path, "ends like the repeat of a boot", "a name without `.r1` at its end")
         twin = folded.setdefault(name.lower(), name)
         if twin != name:
-            yield document.problem(path, f"differs from `{twin}` only in case, and names a folder", NAME)
+            yield document.problem(path, f"differs from `{twin}` only in case, and names a folder", "another name")
         if isinstance(body, dict):
             yield from _variant(document, path, body)
         elif body is not None:
@@ -404,7 +438,7 @@ def _number_as_meant(document: Document, path: KeyPath, value: Any) -> Iterator[
     elif isinstance(value, float) and value.is_integer():
         text = document.mark(path).text or ""
         if "e" in text.lower():
-            what = f"`{text}` is 1000.0-like to YAML 1.2 and text to others"
+            what = f"`{text}` is {value} to YAML 1.2 and text to other readers"
             yield document.problem(path, what, f'{int(value)}, or "{text}" in quotes')
 
 
@@ -446,7 +480,6 @@ def notes(document: Document) -> Iterator[Problem]:
     for variant, body in variants.items():
         for name, value in (body or {}).items():
             path = ("variants", variant, name)
-            text = value.lower() if isinstance(value, str) and document.mark(path).plain else ""
-            if name not in _RESERVED and text in _SWITCHES:
+            if name not in _RESERVED and _switch(value, document.mark(path)):
                 what = f"`{value}` is passed on as the text {value}; a switch is written true or false"
                 yield document.problem(path, what)

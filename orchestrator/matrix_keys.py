@@ -63,6 +63,7 @@ Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(gt=0), Wi
 SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(ge=0), WithJsonSchema(_SECONDS_SCHEMA)]
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
+_POSITIVE = f"above 0: {DURATION}"
 _PORT = "a port, 1 to 65535"
 _BOOLEAN = "true or false"
 _TOKENS = "a whole number, 1 to 1000000"
@@ -93,13 +94,13 @@ class LoadSpec(Keys):
         le=10**6,
     )
     output_tokens: int = key(256, "Exactly how many tokens each answer has.", _TOKENS, ge=1, le=10**6)
-    window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", DURATION)
+    window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", _POSITIVE)
     warmup_s: SecondsOrNone = key(5.0, "How long each level is loaded before its window, at least.", DURATION)
     max_warmup_s: SecondsOrNone = key(
         60.0, "When the window begins at the latest, though the rate may not have settled.", DURATION
     )
     temperature: float = key(0.0, "Sampling temperature of the requests.", "a number, 0 to 2", ge=0, le=2)
-    request_timeout_s: Seconds = key(120.0, "How long one request may take before it counts as failed.", DURATION)
+    request_timeout_s: Seconds = key(120.0, "How long one request may take before it counts as failed.", _POSITIVE)
     sanity_tokens: int = key(
         64, "Length of each of the three greedy sanity answers.", "a whole number, 1 to 4096", ge=1, le=4096
     )
@@ -111,14 +112,14 @@ class LoadSpec(Keys):
 class Deadlines(Keys):
     """How long each step of a boot may take. A boot that is not ready in time counts as failed."""
 
-    clean_slate_s: Seconds = key(120.0, "For the unit to be gone and the GPU memory free again.", DURATION)
-    ready_s: Seconds = key(900.0, "From start to the first 200 of /health.", DURATION)
-    first_request_s: Seconds = key(300.0, "For the first generated token.", DURATION)
-    headroom_s: Seconds = key(300.0, "For the long prompt, and for the prompts at once.", DURATION)
-    sanity_s: Seconds = key(120.0, "For the three fixed prompts.", DURATION)
-    trial_s: Seconds = key(600.0, "For one trial: warm-up, window, and the last answers.", DURATION)
-    stop_s: Seconds = key(90.0, "For the engine to stop when asked; then it is killed.", DURATION)
-    command_s: Seconds = key(30.0, "For any single command on the box.", DURATION)
+    clean_slate_s: Seconds = key(120.0, "For the unit to be gone and the GPU memory free again.", _POSITIVE)
+    ready_s: Seconds = key(900.0, "From start to the first 200 of /health.", _POSITIVE)
+    first_request_s: Seconds = key(300.0, "For the first generated token.", _POSITIVE)
+    headroom_s: Seconds = key(300.0, "For the long prompt, and for the prompts at once.", _POSITIVE)
+    sanity_s: Seconds = key(120.0, "For the three fixed prompts.", _POSITIVE)
+    trial_s: Seconds = key(600.0, "For one trial: warm-up, window, and the last answers.", _POSITIVE)
+    stop_s: Seconds = key(90.0, "For the engine to stop when asked; then it is killed.", _POSITIVE)
+    command_s: Seconds = key(30.0, "For any single command on the box.", _POSITIVE)
 
 
 class BoxKeys(Keys):
@@ -195,7 +196,7 @@ class BoxKeys(Keys):
         le=1,
     )
     dead_man_s: Seconds = key(
-        900.0, "The box restores production by itself when nothing was heard from us for so long.", DURATION
+        900.0, "The box restores production by itself when nothing was heard from us for so long.", _POSITIVE
     )
     load: LoadSpec | None = key(None, "What differs from the top-level `load:` on this box.", "a mapping")
     deadlines: Deadlines | None = key(None, "What differs from the top-level `deadlines:` on this box.", "a mapping")
@@ -284,7 +285,14 @@ class MatrixFile(Keys):
     )
     variants: Annotated[
         dict[str, Any],
-        WithJsonSchema({"type": "object", "minProperties": 1, "additionalProperties": _VARIANT_SCHEMA}),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "minProperties": 1,
+                "propertyNames": {"pattern": NAME_PATTERN, "maxLength": MAX_NAME},
+                "additionalProperties": _VARIANT_SCHEMA,
+            }
+        ),
     ] = Field(
         description="What is compared, by name: the flags that differ from production's command. `{}` is production "
         "as it is. `unset:` is a list of flags to leave out, `env:` a mapping of environment variables (null takes one "
