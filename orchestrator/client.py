@@ -8,6 +8,7 @@ Every way in which a request may end badly has a name, see `KINDS`; nothing here
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import time
@@ -457,6 +458,11 @@ class Connection(asyncio.Protocol):
         except (OSError, ValueError) as error:
             kind = "connection_lost" if isinstance(error, ConnectionError) else "connect_failed"
             raise _ConnectError(kind, f"{client.where}: {error}") from error
+
+    async def try_open(self) -> None:
+        """Connect ahead of the first request; a failure is told by that request."""
+        with contextlib.suppress(_ConnectError):
+            await self.open()
 
     async def request(self, message: bytes, answer: Answer, *, deadline_s: float) -> None:
         """Send `message`, fill `answer`; over at the latest after `deadline_s`. Raises only when it is cancelled."""
