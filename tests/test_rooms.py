@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "orchestrator"
 
 SHARED = {"errors", "records", "redact", "orchestrator"}
 DESIGN = {"matrix", "matrix_keys", "matrix_check", "yamlfile"}
-MACHINE = {"box", "journal", "load", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
+MACHINE = {"box", "journal", "load", "trial", "rulers", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
 
 ALLOWED = {
@@ -25,11 +25,14 @@ ALLOWED = {
     "matrix": SHARED | DESIGN,
     "matrix_keys": SHARED | DESIGN,
     "matrix_check": SHARED | DESIGN,
+    "matrix_pages": SHARED | DESIGN,
     "plan": SHARED | DESIGN,
     "journal": SHARED,
     "ledger": SHARED,
     "box": SHARED | DESIGN | {"journal"},
-    "load": SHARED | {"client", "prompts", "scrape"},
+    "load": SHARED | {"client", "prompts", "scrape", "trial", "rulers"},
+    "trial": SHARED | {"client", "prompts", "scrape", "rulers"},
+    "rulers": SHARED | {"scrape"},
     "client": SHARED,
     "prompts": SHARED,
     "scrape": SHARED,
