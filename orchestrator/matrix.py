@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from orchestrator import matrix_check
-from orchestrator.errors import MatrixError, UsageError
+from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.matrix_check import flag_name, suggestion
 from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, duration
 from orchestrator.records import CacheState, Frozen
@@ -29,9 +29,11 @@ __all__ = [
     "Variant",
     "differences",
     "duration",
+    "find_experiment",
     "flag_name",
     "load_matrix",
     "load_yaml",
+    "newest_experiment",
     "parse_boots",
     "parse_matrix",
     "select",
@@ -241,6 +243,37 @@ def differences(old_text: str, new: Matrix, box: str | None = None) -> tuple[str
     before, after = _flat(_canonical(old, name)), _flat(_canonical(new, name))
     changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
     return tuple(f"{path}: {before.get(path, 'not set')} → {after.get(path, 'not set')}" for path in changed)
+
+
+def newest_experiment(out: Path) -> Path | None:
+    """The folder under `out` whose records.jsonl was written last; None without any."""
+    return next(iter(_ledgers(out)), None)
+
+
+def find_experiment(out: Path, name: str | None = None) -> Path:
+    """The folder of an experiment by its name (`gwen`, `gwen.box`, `gwen.2`), or the newest.
+
+    Raises:
+        LedgerError: there is none; names those that are there.
+    """
+    there = _ledgers(out)
+    if not there:
+        raise LedgerError(f"{out}: no experiment yet", hint="`invoke matrix --boots 3` makes one")
+    if name is None:
+        return there[0]
+    found = next((folder for folder in there if folder.name == name), None)
+    if found is None:
+        raise LedgerError(f"{out}: " + _unknown("experiment", name, [folder.name for folder in there]))
+    return found
+
+
+def _ledgers(out: Path) -> list[Path]:
+    """Folders with a ledger, the one written last first."""
+    try:
+        written = [(path.stat().st_mtime_ns, path.parent) for path in out.glob("*/records.jsonl")]
+    except OSError as error:
+        raise LedgerError(f"{out}: cannot be read: {error.strerror or error}") from error
+    return [folder for _, folder in sorted(written, reverse=True)]
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

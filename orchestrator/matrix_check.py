@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.errors import UsageError
 from orchestrator.matrix_keys import (
     FLAG_VALUE,
     MAX_NAME,
@@ -345,7 +344,7 @@ def _seconds(load: Mapping[str, Any], name: str) -> float | None:
     """A duration of `load:`; None where it is none, which the models have said."""
     try:
         return duration(load.get(name, LoadSpec.model_fields[name].default))
-    except UsageError:
+    except ValueError:
         return None
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from orchestrator.errors import UsageError
 from orchestrator.records import CacheState, Frozen
 
 FlagValue: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
@@ -30,14 +29,13 @@ def duration(value: object) -> float:
     """Seconds of a duration: 90, 1.5, "90", "90s", "5min", "1h30m", "2 days".
 
     Raises:
-        UsageError: it is none, or negative; says what is accepted.
+        ValueError: it is none, or negative; says what is accepted.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UsageError(f"{value!r} is no duration; accepted: {DURATION}")
-    if not isinstance(value, str):
-        if not 0 <= value < float("inf"):
-            raise UsageError(f"{value!r} is no duration; accepted: {DURATION}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
+    if not isinstance(value, str):
+        # pydantic takes a ValueError for the answer, and a TypeError for a mistake of ours.
+        raise ValueError(f"{value!r} is no duration; accepted: {DURATION}")  # noqa: TRY004 - see above
     text, at, total = value.strip().lower(), 0, 0.0
     while at < len(text) and (part := _PART.match(text, at)) is not None and part[2] in _UNITS_S:
         if not part[2] and (at or part.end() < len(text)):
@@ -45,22 +43,15 @@ def duration(value: object) -> float:
         total += float(part[1]) * _UNITS_S[part[2]]
         at = part.end()
     if not text or at < len(text):
-        raise UsageError(f"`{value}` is no duration; accepted: {DURATION}")
+        raise ValueError(f"`{value}` is no duration; accepted: {DURATION}")
     return total
-
-
-def _seconds(value: object) -> float:
-    try:
-        return duration(value)
-    except UsageError as error:
-        raise ValueError(error.what) from error
 
 
 _SECONDS_SCHEMA = {
     "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9].*$"}],
 }
-Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(gt=0), WithJsonSchema(_SECONDS_SCHEMA)]
-SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(_seconds), Field(ge=0), WithJsonSchema(_SECONDS_SCHEMA)]
+Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), WithJsonSchema(_SECONDS_SCHEMA)]
+SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), WithJsonSchema(_SECONDS_SCHEMA)]
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
 _POSITIVE = f"above 0: {DURATION}"

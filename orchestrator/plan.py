@@ -26,7 +26,6 @@ from pydantic import Field, ValidationError
 
 from orchestrator.errors import LedgerError, UsageError
 from orchestrator.matrix import Matrix
-from orchestrator.matrix_check import suggestion
 from orchestrator.records import AnyRecord, BootEnded, BootRecord, CacheState, Frozen
 
 PlanName: TypeAlias = Literal["fixed", "nightly", "pull-request", "smoke"]
@@ -394,32 +393,6 @@ def experiment_folder(out: Path, matrix: Matrix, *, new: bool = False) -> Path:
         if (folder / PLAN_FILE).exists() and _read_json(folder / PLAN_FILE).get("matrix_digest") == digest:
             return folder
     return _numbered(chosen, max(generations, default=1))
-
-
-def find_experiment(out: Path, name: str | None = None) -> Path:
-    """The folder of an experiment by its name, or the one whose records were written last.
-
-    Raises:
-        LedgerError: there is none; names those that are there.
-    """
-    newest_first = sorted(_ledgers(out).items(), key=lambda found: (found[1], found[0]), reverse=True)
-    if name is None:
-        if newest_first:
-            return out / newest_first[0][0]
-        raise LedgerError(f"{out}: no experiment yet", hint="`invoke matrix --boots 3` makes one")
-    if name in dict(newest_first):
-        return out / name
-    there = [folder for folder, _ in newest_first]
-    known = f"; there: {', '.join(there)}" if there else ""
-    raise LedgerError(f"{out}: there is no experiment `{name}`{suggestion(name, there)}{known}")
-
-
-def _ledgers(out: Path) -> dict[str, int]:
-    """Folder name → when its records.jsonl was last written, nanoseconds."""
-    try:
-        return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/records.jsonl")}
-    except OSError as error:
-        raise LedgerError(f"{out}: cannot be read: {error.strerror or error}") from error
 
 
 def _owner(folder: Path) -> str | None:
