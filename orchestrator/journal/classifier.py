@@ -1,0 +1,356 @@
+"""Journal entries, one by one → what killed this boot.
+
+`Classifier` is fed while the journal is followed: `alarm` is set by the first entry that means that the start can no
+longer succeed, `answer()` may be asked at any time. Starts that systemd's automatic restart joins are one chain,
+answered by its first death. Pure: no input or output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from orchestrator.journal import lines
+from orchestrator.journal.rules import Rule, RuleSet, load_rules, words_of
+from orchestrator.journal.start import Hit, KernelEvent, Start
+from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
+
+Event = Literal["ready", "served", "stop_requested"]
+
+DEFAULT: RuleSet = load_rules()
+
+_ACCESS = re.compile(r'"(?P<verb>GET|POST) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3})')
+_STATS = re.compile(
+    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
+    r"Running: (?P<running>\d+) reqs(?:, (?:Swapped|Waiting): (?P<waiting>\d+) reqs)?(?:, Pending: (?P<pending>\d+) reqs)?"
+)
+_VICTIM = re.compile(
+    r"(?:Killed process |pid=|\bpid )(?P<pid>\d+)(?: ?[(,] ?(?:name=)?(?P<name>[^,()]+))?|^(?P<comm>[^\[\]]+)\[(?P<pid2>\d+)\]"
+)
+_CGROUP = re.compile(r"task_memcg=(?P<group>[^,]+)")
+_TASK = re.compile(r"\btask=(?P<name>[^,]+),pid=(?P<pid>\d+)")
+_UNIT_PID = re.compile(r"Killing process (?P<pid>\d+) |Main PID: (?P<main>\d+)")
+_TELLING = frozenset({"ERROR", "CRITICAL"})
+_SERVING_SOURCES = ("serving", "loggers.py", "async_llm", "protocol.py", "v1/engine/async_llm")
+_ERROR_LINE = Rule(
+    name="ErrorLine",
+    kind="benign",
+    pattern="x",
+    cause="benign_other",
+    matches=("x",),
+    ignores=("y",),
+    source="box.toml",
+)
+_STATS_LINE = Rule(
+    name="NoProgress",
+    kind="benign",
+    pattern="x",
+    cause="benign_other",
+    matches=("x",),
+    ignores=("y",),
+    source="box.toml",
+)
+_MARKED = Rule(name="StopAsked", kind="stop", pattern="x", matches=("x",), ignores=("y",), source="box.toml")
+
+
+class Chain:
+    """Starts joined by systemd's automatic restart."""
+
+    def __init__(self, unit: str | None) -> None:
+        self.current = Start(unit=unit)
+        self.previous: Start | None = None
+        self.dead: Start | None = None
+        self.noted: Start | None = None
+        self.starts = 1
+        self.invocations: list[str] = []
+
+    def next_start(self, rules: RuleSet) -> None:
+        """The unit starts again."""
+        ended = self.current
+        answer = ended.judge(dict(rules.causes))
+        if answer.outcome != "benign":
+            self.dead = self.dead or ended
+        elif answer.cause != "healthy":
+            self.noted = self.noted or ended
+        self.previous = ended
+        self.current = Start(unit=ended.unit)
+        self.starts += 1
+
+    def answer(self, rules: RuleSet) -> Answer:
+        """The first death's answer; else the first start's that had something alarming; else the last's."""
+        causes = dict(rules.causes)
+        if self.dead is not None:
+            return self.dead.judge(causes)
+        last = self.current.judge(causes)
+        if last.outcome == "benign" and self.noted is not None:
+            return self.noted.judge(causes)
+        return last
+
+
+class Classifier:
+    """Takes entries one by one and says at any time what they mean.
+
+    Args:
+        rules: What lines mean; the shipped rules by default.
+        unit: Only entries of this unit (and the kernel's) count; None: all do.
+        invocation: Only entries of this InvocationID (and the kernel's) count.
+
+    Attributes:
+        entries: How many entries counted; `own_entries`: those that are not the kernel's.
+        missing: journald itself said that it dropped entries.
+        alarm: The entry that means that this start can no longer succeed; None before it, and None for everything
+            after a requested stop.
+        answers: Answers of the chains before the last one, oldest first, with their InvocationIDs.
+    """
+
+    def __init__(self, rules: RuleSet = DEFAULT, *, unit: str | None = None, invocation: str | None = None) -> None:
+        self.rules = rules
+        self.unit = unit
+        self.invocation = invocation
+        self.alarm: Evidence | None = None
+        self.entries = 0
+        self.own_entries = 0
+        self.missing = False
+        self.answers: list[tuple[tuple[str, ...], Answer]] = []
+        self._chain = Chain(unit)
+        self._causes = dict(rules.causes)
+
+    # --- in ----------------------------------------------------------------------------------------------------
+
+    def feed(self, entry: JournalEntry) -> None:
+        """Take one entry."""
+        kind = _kind(entry)
+        if kind != "kernel":
+            if self.unit is not None and entry.unit is not None and entry.unit != self.unit:
+                return
+            if self.invocation is not None and entry.invocation_id != self.invocation:
+                return
+        self.entries += 1
+        self.own_entries += kind != "kernel"
+        start = self._chain.current if kind == "kernel" else self._start_of(entry, kind)
+        start.entries += 1
+        start.clock.begin(entry.at_us)
+        for text in lines.split(entry.message):
+            self._line(start, entry, kind, text)
+            start = start if start is not self._chain.previous else self._chain.current
+
+    def mark(self, event: Event, at_us: int | None = None) -> None:
+        """What the orchestrator itself knows: the server is ready, has served, or was asked to stop."""
+        start = self._chain.current
+        if event == "ready":
+            start.is_ready(at_us)
+        elif event == "served":
+            start.is_ready(at_us)
+            start.ok_requests += 1
+        elif not (start.faults or start.deaths):
+            start.stop_marked = True
+            line = lines.Line(body="a stop was requested")
+            start.stop = start.stop or start.hit(_MARKED, max(self.entries - 1, 0), line, at_us)
+
+    def _start_of(self, entry: JournalEntry, kind: str) -> Start:
+        """The start that an entry belongs to; opens a new one, or a new chain, where one begins."""
+        chain = self._chain
+        current = chain.current
+        if current.unit is None and entry.unit is not None:
+            current.unit = entry.unit
+        told = entry.invocation_id
+        if told is None or told == current.invocation:
+            if current.restarted and kind == "program":
+                chain.next_start(self.rules)
+                chain.current.invocation = told
+            return chain.current
+        if current.invocation is None:
+            current.invocation = told
+            chain.invocations.append(told)
+            return current
+        if chain.previous is not None and told == chain.previous.invocation:
+            return chain.previous
+        if current.restarted:
+            chain.next_start(self.rules)
+        else:
+            self.answers.append((tuple(chain.invocations), self._finished(chain)))
+            self._chain = chain = Chain(self.unit or current.unit)
+            self.alarm = None
+        chain.current.invocation = told
+        chain.invocations.append(told)
+        return chain.current
+
+    def _finished(self, chain: Chain) -> Answer:
+        return chain.answer(self.rules).model_copy(update={"evidence_may_be_missing": self.missing})
+
+    # --- one line ----------------------------------------------------------------------------------------------
+
+    def _line(self, start: Start, entry: JournalEntry, kind: str, text: str) -> None:
+        start.seq += 1
+        if kind == "program" and text.endswith((" OK", "Error", "Request", "Found")) and self._access(start, text):
+            return
+        rules = self.rules
+        words = words_of(text)
+        if not rules.always and rules.keys.isdisjoint(words):
+            return
+        line = lines.parse(text)
+        if kind == "program":
+            if line.pid is not None:
+                start.pids.add(line.pid)
+            if line.source.startswith(_SERVING_SOURCES) and not start.serving:
+                start.serving = True
+            if line.body.startswith("Traceback"):
+                start.traceback(line.proc)
+            elif self._stats(start, entry, line):
+                return
+        frame = kind == "program" and line.is_frame
+        for rule in rules.candidates(words):
+            if rule.transport != kind or (rule.kind == "frame") != frame:
+                continue
+            found = rule.regex.search(line.body)
+            if found is not None and self._apply(start, entry, line, rule, found):
+                return
+        if line.level in _TELLING or line.body.startswith("Traceback"):
+            self._telling(start, entry, line)
+
+    def _access(self, start: Start, text: str) -> bool:
+        found = _ACCESS.search(text)
+        if found is None:
+            return False
+        path = found["path"]
+        generates = found["verb"] == "POST" and "/v1/" in path and "lora" not in path
+        status = int(found["status"])
+        start.answered(status, generates=generates)
+        if 400 <= status < 500 and generates:
+            return False
+        return True
+
+    def _stats(self, start: Start, entry: JournalEntry, line: lines.Line) -> bool:
+        if "Avg generation throughput" not in line.body:
+            return False
+        found = _STATS.search(line.body)
+        if found is None:
+            return False
+        waiting = int(found["waiting"] or 0) + int(found["pending"] or 0)
+        tokens = float(found["prompt"]) + float(found["generation"])
+        start.stats(start.hit(_STATS_LINE, entry.index, line, entry.at_us), int(found["running"]), waiting, tokens)
+        return True
+
+    def _telling(self, start: Start, entry: JournalEntry, line: lines.Line) -> None:
+        if start.stopping():
+            return
+        hit = start.hit(_ERROR_LINE, entry.index, line, entry.at_us)
+        if len(start.first_errors) < 5:
+            start.first_errors.append(hit)
+        else:
+            start.last_errors.append(hit)
+
+    def _apply(self, start: Start, entry: JournalEntry, line: lines.Line, rule: Rule, found: re.Match[str]) -> bool:
+        """What a rule that fits does; True when no later rule shall look at the line."""
+        kind = rule.kind
+        if kind == "phase":
+            start.milestone(rule, found.groupdict(), entry.at_us)
+            return False
+        if kind == "frame":
+            start.frame(rule, line.proc)
+            return True
+        if kind == "served":
+            if rule.name == "ServerReady":
+                start.is_ready(entry.at_us)
+            else:
+                start.serving = True
+                start.idle = False
+            return False
+        if kind == "chain":
+            self._chain_event(start, rule)
+            return True
+        if kind == "missing":
+            self.missing = True
+            return True
+        hit = start.hit(rule, entry.index, line, entry.at_us)
+        if rule.transport == "kernel":
+            self._kernel(start, hit, found.string)
+            return True
+        self._verdict(start, hit)
+        return True
+
+    def _verdict(self, start: Start, hit: Hit) -> None:
+        rule = hit.rule
+        if rule.kind == "stop":
+            if not (start.faults or start.deaths) or start.recoveries > max(
+                h.recoveries for h in (*start.faults, *start.deaths)
+            ):
+                start.stop = start.stop or hit
+            return
+        if start.stopping():
+            if rule.kind == "exit" and rule.cause == "sigkill_unattributed":
+                start.slow_stop = start.slow_stop or hit
+            if rule.kind == "exit":
+                start.note(start.exits, hit) if rule.clean else None
+            return
+        if rule.kind == "benign":
+            start.note(start.benign, hit)
+            return
+        kept = {"fault": start.faults, "death": start.deaths, "exit": start.exits}[rule.kind]
+        start.note(kept, hit)
+        if rule.alarm and self.alarm is None:
+            self.alarm = hit.evidence()
+
+    def _kernel(self, start: Start, hit: Hit, text: str) -> None:
+        pid, name = None, None
+        task = _TASK.search(text)
+        found = _VICTIM.search(text)
+        if task is not None:
+            pid, name = int(task["pid"]), task["name"]
+        elif found is not None:
+            pid = int(found["pid"] or found["pid2"])
+            name = (found["name"] or found["comm"] or "").strip() or None
+        group = _CGROUP.search(text)
+        event = KernelEvent(hit, pid, name, group["group"] if group else None)
+        if start.stopping() or len(start.kernel) >= 50:
+            return
+        start.kernel.append(event)
+        sure = (pid is not None and pid in start.pids) or (
+            event.cgroup is not None and start.unit is not None and start.unit in event.cgroup
+        )
+        if sure and hit.rule.alarm and self.alarm is None:
+            self.alarm = hit.evidence()
+
+    def _chain_event(self, start: Start, rule: Rule) -> None:
+        if rule.name == "ScheduledRestart":
+            start.restarted = True
+        elif start is self._chain.current and (start.restarted or start.exits):
+            same = start.restarted or start.invocation is not None
+            if same:
+                invocation = start.invocation
+                self._chain.next_start(self.rules)
+                self._chain.current.invocation = invocation
+            else:
+                self.answers.append((tuple(self._chain.invocations), self._finished(self._chain)))
+                self._chain = Chain(self.unit or start.unit)
+            self.alarm = None if not start.restarted else self.alarm
+
+    # --- out ---------------------------------------------------------------------------------------------------
+
+    def answer(self) -> Answer:
+        """The answer on the last chain of starts, as far as its entries go."""
+        return self._finished(self._chain)
+
+    def all_answers(self) -> tuple[tuple[tuple[str, ...], Answer], ...]:
+        """InvocationIDs and answer of every chain, oldest first."""
+        return (*self.answers, (tuple(self._chain.invocations), self.answer()))
+
+    def timeline(self) -> Timeline:
+        """Where the start-up time of the current start went."""
+        return self._chain.current.clock.timeline()
+
+
+def _kind(entry: JournalEntry) -> str:
+    if entry.transport == "kernel":
+        return "kernel"
+    manager = entry.identifier is not None and entry.identifier.startswith("systemd")
+    return "journal" if manager and entry.transport in ("journal", "syslog", None) else "program"
+
+
+def classify(entries: Iterable[JournalEntry], rules: RuleSet = DEFAULT) -> Answer:
+    """The answer on the last chain of starts in these entries."""
+    classifier = Classifier(rules)
+    for entry in entries:
+        classifier.feed(entry)
+    return classifier.answer()

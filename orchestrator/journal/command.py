@@ -1,0 +1,111 @@
+"""`invoke classify`: a file → the answer as a dict (interface.md) and as text. The one place here that reads files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from orchestrator.errors import JournalError
+from orchestrator.journal.classifier import DEFAULT, Classifier
+from orchestrator.journal.entries import read
+from orchestrator.journal.rules import RuleSet
+from orchestrator.records import Answer
+
+_SHOWN = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What `classify` prints: `value` for `--json` (a dict, or a list with `--all`), `text` for a person."""
+
+    value: dict[str, Any] | list[dict[str, Any]]
+    text: str
+
+
+def main_answer(
+    path: str | Path,
+    *,
+    invocation: str | None = None,
+    every: bool = False,
+    unit: str | None = None,
+    rules: RuleSet = DEFAULT,
+) -> Said:
+    """Classify a journal or log file; `-` is standard input.
+
+    Args:
+        path: `journalctl -o json`, `-o export`, `-o short*`, or a plain log.
+        invocation: Answer this InvocationID alone.
+        every: Answer every chain of starts, not the last one alone.
+        unit: Only this unit's entries.
+        rules: What lines mean.
+
+    Raises:
+        JournalError: The file is empty or cannot be read, or holds no entry of that InvocationID.
+    """
+    classifier = Classifier(rules, unit=unit, invocation=invocation)
+    name = "standard input" if str(path) == "-" else str(path)
+    entries = 0
+    try:
+        with _opened(path) as file:
+            for entry in read(file):
+                entries += 1
+                classifier.feed(entry)
+    except OSError as error:
+        raise JournalError(f"{name}: cannot be read: {error.strerror or error}") from error
+    if entries == 0:
+        raise JournalError(f"{name}: empty", hint="give it `journalctl -o json -u UNIT`, or a log file")
+    if invocation is not None and not classifier.own_entries:
+        raise JournalError(f"{name}: no entry of the invocation {invocation}")
+    if not every:
+        answer = classifier.answer()
+        return Said(as_dict(answer), as_text(answer))
+    answers = classifier.all_answers()
+    return Said(
+        [{"invocations": list(ids), **as_dict(answer)} for ids, answer in answers],
+        "\n\n".join(f"{', '.join(ids) or 'start'}:\n{as_text(answer)}" for ids, answer in answers),
+    )
+
+
+def _opened(path: str | Path) -> AbstractContextManager[BinaryIO]:
+    if str(path) == "-":
+        return nullcontext(sys.stdin.buffer)
+    return Path(path).open("rb")
+
+
+def as_dict(answer: Answer) -> dict[str, Any]:
+    """The answer in the form of interface.md, `classify --json`, with what else is known after it."""
+    first = ("outcome", "phase", "cause", "complete", "evidence_may_be_missing", "evidence")
+    whole = answer.model_dump(mode="json")
+    whole["evidence"] = [{key: item[key] for key in ("entry", "rule", "text")} for item in whole["evidence"]]
+    return {**{key: whole[key] for key in first}, **{key: value for key, value in whole.items() if key not in first}}
+
+
+def as_text(answer: Answer) -> str:
+    """The answer for a person: one line, the entries that prove it, what to do, where the time went."""
+    lines = [f"{answer.outcome}: {answer.cause} in phase {answer.phase}"]
+    if not answer.complete:
+        lines.append("  so far: this boot has neither served nor ended in these entries")
+    if answer.evidence_may_be_missing:
+        lines.append("  journald dropped entries here: the evidence may be incomplete")
+    lines += [f"  {item.entry:>7}  {item.rule}: {_short(item.text)}" for item in answer.evidence]
+    if answer.advice and answer.outcome != "benign":
+        lines.append(f"  → {answer.advice}")
+    if answer.timeline is not None:
+        lines += _timeline(answer.timeline.model_dump())
+    return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    one = " ".join(text.split())
+    return one if len(one) <= _SHOWN else f"{one[: _SHOWN - 1]}…"
+
+
+def _timeline(values: Mapping[str, Any]) -> list[str]:
+    told = {key: value for key, value in values.items() if value not in (None, "unknown")}
+    spans = [f"{key[:-2].replace('_', ' ')} {value:.1f} s" for key, value in told.items() if key.endswith("_s")]
+    rest = [f"{key.replace('_', ' ')} {value}" for key, value in told.items() if not key.endswith("_s")]
+    return [f"  {', '.join(part)}" for part in (spans, rest) if part]

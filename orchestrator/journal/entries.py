@@ -1,0 +1,230 @@
+"""Journal and log files → entries: `journalctl -o json`, `-o export`, `-o short*`, or a plain log.
+
+No line is ever lost: what is not journald's is an entry of a plain log. `index` counts from 0 over the input's
+entries (lines of a plain log). Fields as journald 252 writes them: MESSAGE is a string, a list of bytes (when it holds
+control characters), null (over 4096 bytes without `--all`), or a list of strings (a field given twice).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, Literal
+
+import orjson
+
+from orchestrator.records import JournalEntry
+
+Form = Literal["json", "export", "short", "plain"]
+
+KEPT = ("_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "CODE_FUNC", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS")
+TOO_LONG = "(message left out by journalctl: give it --all)"
+
+_SHORT = re.compile(
+    r"^(?:(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)?"
+    r"|(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d))"
+    r"|(?P<full>[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \S+)"
+    r"|(?P<unix>\d{9,11}\.\d{6})"
+    r"|\[ *(?P<mono>\d+\.\d{6})\])"
+    r" (?P<host>[\w.-]+) (?P<name>[^\s:\[]+)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)$",
+    re.DOTALL,
+)
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
+_UNIT = re.compile(r"\b([\w@.:\\-]+\.service)\b")
+
+
+def text_of(value: Any) -> str:
+    """A field's value as text: bytes are decoded (what is no UTF-8 is shown as �), a repeated field gives its first."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return TOO_LONG
+    if isinstance(value, list):
+        if value and isinstance(value[0], int):
+            try:
+                return bytes(value).decode("utf-8", "replace")
+            except (ValueError, TypeError):
+                return str(value)
+        return text_of(value[0]) if value else ""
+    return str(value)
+
+
+def _int(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def from_fields(fields: dict[str, Any], index: int) -> JournalEntry:
+    """One entry from journald's fields."""
+    get = fields.get
+    unit = get("UNIT") or get("USER_UNIT") or get("_SYSTEMD_USER_UNIT") or get("_SYSTEMD_UNIT")
+    invocation = get("INVOCATION_ID") or get("USER_INVOCATION_ID") or get("_SYSTEMD_INVOCATION_ID")
+    message = get("MESSAGE", "")
+    return JournalEntry(
+        index=index,
+        message=message if isinstance(message, str) else text_of(message),
+        at_us=_int(get("__REALTIME_TIMESTAMP") or get("_SOURCE_REALTIME_TIMESTAMP")),
+        invocation_id=None if invocation is None else text_of(invocation),
+        unit=None if unit is None else text_of(unit),
+        identifier=None if get("SYSLOG_IDENTIFIER") is None else text_of(get("SYSLOG_IDENTIFIER")),
+        pid=_int(get("_PID") or get("SYSLOG_PID")),
+        transport=None if get("_TRANSPORT") is None else text_of(get("_TRANSPORT")),
+        cursor=None if get("__CURSOR") is None else text_of(get("__CURSOR")),
+        fields={name: text_of(fields[name]) for name in KEPT if name in fields},
+    )
+
+
+def parse_json_line(line: str | bytes, index: int) -> JournalEntry | None:
+    """One line of `journalctl -o json`; None for an empty line or one that is no JSON object."""
+    if not line.strip():
+        return None
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return from_fields(fields, index) if isinstance(fields, dict) else None
+
+
+def parse_short_line(line: str, index: int) -> JournalEntry | None:
+    """One line of `journalctl -o short*` (also short-precise, short-iso, short-full, short-unix, short-monotonic)."""
+    found = _SHORT.match(line)
+    if found is None:
+        return None
+    name = found["name"]
+    manager = name.startswith("systemd")
+    unit = _UNIT.search(found["text"]) if manager else None
+    return JournalEntry(
+        index=index,
+        message=found["text"],
+        at_us=_short_time(found),
+        unit=unit[1] if unit else None,
+        identifier=name,
+        pid=_int(found["pid"]),
+        transport="kernel" if name == "kernel" else "journal" if manager else "stdout",
+    )
+
+
+def _short_time(found: re.Match[str]) -> int | None:
+    try:
+        if found["unix"]:
+            return round(float(found["unix"]) * 1e6)
+        if found["iso"]:
+            moment = datetime.fromisoformat(found["iso"].replace(",", "."))
+        elif found["full"]:
+            moment = datetime.fromisoformat(found["full"].split(" ", 1)[1].rsplit(" ", 1)[0]).replace(tzinfo=UTC)
+        elif found["month"]:
+            hour, minute, second = (int(part) for part in found["clock"].split(":"))
+            # The form has no year: any leap year does, for only differences within one log are used.
+            month, day = _MONTHS[found["month"]], int(found["day"])
+            moment = datetime(2000, month, day, hour, minute, second, tzinfo=UTC)
+        else:
+            return round(float(found["mono"]) * 1e6)
+    except (ValueError, KeyError):
+        return None
+    fraction = round(float(found["fraction"]) * 1e6) if found["fraction"] else 0
+    return round(moment.timestamp() * 1e6) + fraction
+
+
+def plain_entry(line: str, index: int) -> JournalEntry:
+    """One line of a plain log: everything is the program's own word."""
+    return JournalEntry(index=index, message=line, transport="stdout")
+
+
+def form_of(head: bytes) -> Form:
+    """Which form the first bytes of a file have."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"{") and isinstance(_object(start.split(b"\n", 1)[0]), dict):
+        return "json"
+    if start.startswith((b"__CURSOR=", b"__REALTIME_TIMESTAMP=")):
+        return "export"
+    lines = [line for line in start.decode("utf-8", "replace").splitlines()[:40] if line and not line.startswith("-- ")]
+    short = sum(_SHORT.match(line) is not None for line in lines)
+    return "short" if lines and 2 * short >= len(lines) else "plain"
+
+
+def _object(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # The first line may be longer than what was read of it: then its beginning tells.
+        return {} if line.startswith(b'{"') or line.startswith(b'{ "') else None
+
+
+def read(file: BinaryIO) -> Iterator[JournalEntry]:
+    """Entries of an open binary file, form found out from its first 64 KiB; memory stays flat."""
+    head = file.read(65536)
+    form = form_of(head)
+    source = _lines(file, head)
+    if form == "json":
+        return _json_entries(source)
+    if form == "export":
+        return _export_entries(source)
+    return _text_entries(source, short=form == "short")
+
+
+def _lines(file: BinaryIO, head: bytes) -> Iterator[bytes]:
+    rest = head.removeprefix(b"\xef\xbb\xbf")
+    while True:
+        lines = rest.split(b"\n")
+        rest = lines.pop()
+        yield from lines
+        chunk = file.read(1 << 20)
+        if not chunk:
+            break
+        rest += chunk
+    if rest:
+        yield rest
+
+
+def _json_entries(source: Iterable[bytes]) -> Iterator[JournalEntry]:
+    index = 0
+    for line in source:
+        if not line.strip():
+            continue
+        entry = parse_json_line(line, index)
+        yield entry if entry is not None else plain_entry(line.decode("utf-8", "replace"), index)
+        index += 1
+
+
+def _text_entries(source: Iterable[bytes], *, short: bool) -> Iterator[JournalEntry]:
+    for index, line in enumerate(source):
+        text = line.decode("utf-8", "replace").removesuffix("\r")
+        entry = parse_short_line(text, index) if short else None
+        yield entry if entry is not None else plain_entry(text, index)
+
+
+def _export_entries(source: Iterator[bytes]) -> Iterator[JournalEntry]:
+    """The export format: `NAME=value` lines, or NAME, a little-endian length of 8 bytes and that many bytes."""
+    index = 0
+    fields: dict[str, Any] = {}
+    for line in source:
+        if not line:
+            if fields:
+                yield from_fields(fields, index)
+                index += 1
+                fields = {}
+            continue
+        name, equals, value = line.partition(b"=")
+        key = name.decode("ascii", "replace")
+        content = value if equals else _binary(source)
+        fields.setdefault(key, content.decode("utf-8", "replace"))
+    if fields:
+        yield from_fields(fields, index)
+
+
+def _binary(source: Iterator[bytes]) -> bytes:
+    """A length-prefixed value, which may hold newlines; `source` has been split at them."""
+    data = bytearray()
+    for line in source:
+        data += line + b"\n"
+        if len(data) >= 8 and len(data) >= 8 + int.from_bytes(data[:8], "little") + 1:
+            break
+    return bytes(data[8 : 8 + int.from_bytes(data[:8], "little")])

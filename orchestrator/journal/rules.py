@@ -1,0 +1,240 @@
+"""Rules as data: what a line means, in readable TOML files with their witnesses, and the index that finds them fast.
+
+A rule is looked at only when the line holds one of its `words` (whole runs of letters), so that a journal of 100 MB is
+screened by one set operation a line. Order is part of the data: the first rule that fits a line decides. Imports
+records and errors only.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from orchestrator.errors import ProblemsError
+from orchestrator.journal import lines
+from orchestrator.records import Frozen
+
+Kind = Literal["fault", "death", "benign", "frame", "phase", "stop", "exit", "served", "chain", "missing"]
+FILES = ("box.toml", "gpu.toml", "vllm.toml", "others.toml")
+
+PHASES = (
+    "exec",
+    "config",
+    "weights",
+    "profiling",
+    "kv_cache",
+    "compile",
+    "graph_capture",
+    "warmup",
+    "first_request",
+    "load",
+    "idle",
+    "shutdown",
+    "unknown",
+)
+SERVING = frozenset({"first_request", "load", "idle"})
+
+words_of = re.compile(r"[A-Za-z]{3,}").findall
+
+
+class Cause(Frozen):
+    """One word of the vocabulary: what it means, whether the same boot would fail again, and what to do about it."""
+
+    slug: str
+    outcome: Literal["failure", "benign"]
+    definition: str
+    advice: str
+    permanent: bool | None = None
+
+
+class Rule(Frozen):
+    """What one kind of line means.
+
+    Attributes:
+        name: CamelCase reason, shown as evidence.
+        kind: `fault` names a cause of our own; `death` says that something died without naming why (a wrapper, never a
+            cause); `benign` looks alarming and is not; `frame` is a traceback's line that tells the phase (or, for
+            exceptions that nobody names, the cause); `phase` is a milestone of the boot; `stop` a requested stop;
+            `exit` the end of the unit; `served` a sign of serving; `chain` systemd starts the unit (again); `missing`
+            says that entries were lost.
+        pattern: Regular expression, searched in the line without its log prefix.
+        words: At least one of these stands in every line that fits, as a whole run of letters.
+        cause: Slug of the vocabulary.
+        by_phase: Other cause in that phase (an OOM while CUDA graphs are captured).
+        phase: Where this happens, whatever the boot said last; None: the phase of the boot so far.
+        fallback: Phase when nothing in the log tells one.
+        then: For `phase`: what comes after this milestone.
+        rank: 0 kernel evidence about ours, 1 a named root, 2 a consequence unless nothing better stands in the same
+            start, 3 the end without a reason.
+        sticky: Later successes do not take it back (a lost GPU, a dead context).
+        clean: For `exit`: an end with status 0.
+        if_dead: For `benign`: the cause when the start died and nothing else names one.
+        when: For `death`: which part of life the wrapper belongs to.
+        alarm: The start can no longer succeed once this line is seen.
+        transport: Only entries of this transport (`kernel`, `journal`), else the program's own.
+        source: File that the rule came from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=r"^[A-Z][A-Za-z0-9]+$")
+    kind: Kind = "fault"
+    pattern: str
+    words: tuple[str, ...] = ()
+    cause: str | None = None
+    by_phase: dict[str, str] = Field(default_factory=dict)
+    phase: str | None = None
+    fallback: str | None = None
+    then: str | None = None
+    rank: int = Field(default=1, ge=0, le=3)
+    sticky: bool = False
+    clean: bool = False
+    if_dead: str | None = None
+    when: Literal["startup", "runtime", "any"] = "any"
+    alarm: bool = False
+    transport: Literal["program", "journal", "kernel"] = "program"
+    permanent: bool | None = None
+    advice: str | None = None
+    matches: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    source: str = ""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Rule:
+        if not self.matches or not self.ignores:
+            raise ValueError("no witnesses: give `matches` (lines that must fit) and `ignores` (near misses)")
+        for key in ("phase", "fallback", "then"):
+            value = getattr(self, key)
+            if value is not None and value not in PHASES:
+                raise ValueError(f"{key}: {value!r} is no phase; accepted: {', '.join(PHASES)}")
+        if self.kind in ("fault", "benign") and self.cause is None:
+            raise ValueError("`cause` is missing")
+        if any(len(word) < 3 or not word.isalpha() or not word.isascii() for word in self.words):
+            raise ValueError("`words`: runs of at least three letters, each")
+        self._witnesses()
+        return self
+
+    def _witnesses(self) -> None:
+        for text in self.matches:
+            if not self.fits(text):
+                raise ValueError(f"does not fit its own witness: {text!r}")
+        for text in self.ignores:
+            if self.fits(text):
+                raise ValueError(f"fits a line that it must not: {text!r}")
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled pattern."""
+        return re.compile(self.pattern)
+
+    def fits(self, text: str) -> bool:
+        """Whether this rule fits a whole line with its prefix; order and transport are the set's affair."""
+        body = lines.parse(text).body
+        if self.words and set(self.words).isdisjoint(words_of(body)):
+            return False
+        return self.regex.search(body) is not None
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """Rules in order, and the index word → rules."""
+
+    rules: tuple[Rule, ...]
+    causes: Mapping[str, Cause]
+    index: Mapping[str, tuple[int, ...]] = field(init=False)
+    always: tuple[int, ...] = field(init=False)
+    keys: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        index: dict[str, list[int]] = {}
+        always: list[int] = []
+        for number, rule in enumerate(self.rules):
+            for word in rule.words:
+                index.setdefault(word, []).append(number)
+            if not rule.words:
+                always.append(number)
+        object.__setattr__(self, "index", {word: tuple(numbers) for word, numbers in index.items()})
+        object.__setattr__(self, "always", tuple(always))
+        object.__setattr__(self, "keys", frozenset(index))
+
+    def candidates(self, words: Iterable[str]) -> list[Rule]:
+        """The rules whose words stand in a line, in order."""
+        numbers = set(self.always)
+        for word in self.keys.intersection(words):
+            numbers.update(self.index[word])
+        return [self.rules[number] for number in sorted(numbers)]
+
+    def extended(self, rules: Sequence[Rule]) -> RuleSet:
+        """This set with a user's rules before it: they decide first."""
+        return RuleSet((*rules, *self.rules), self.causes)
+
+
+def rules_from(
+    items: Sequence[Mapping[str, Any]], *, source: str, causes: Mapping[str, Cause] | None = None
+) -> tuple[Rule, ...]:
+    """Rules out of plain dicts (a TOML file, or a user's matrix.yaml).
+
+    Raises:
+        ProblemsError: Every problem at once, `source: name: what`; a rule without witnesses is one.
+    """
+    known = causes if causes is not None else load_causes()
+    problems: list[str] = []
+    rules: list[Rule] = []
+    for position, item in enumerate(items, start=1):
+        name = item.get("name", f"rule {position}")
+        try:
+            rule = Rule.model_validate({**item, "source": source})
+        except ValidationError as error:
+            problems += [f"{source}: {name}: {_reason(detail)}" for detail in error.errors()]
+            continue
+        slugs = [slug for slug in (rule.cause, rule.if_dead, *rule.by_phase.values()) if slug is not None]
+        problems += [f"{source}: {name}: {slug!r} is no cause" for slug in slugs if slug not in known]
+        rules.append(rule)
+    names = [rule.name for rule in rules]
+    problems += [f"{source}: {name}: named twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    if problems:
+        raise ProblemsError(problems)
+    return tuple(rules)
+
+
+def _reason(detail: Any) -> str:
+    where = ".".join(str(part) for part in detail["loc"])
+    what = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def _toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def load_causes() -> dict[str, Cause]:
+    """The vocabulary, slug → cause, in the order of causes.toml."""
+    return {item["slug"]: Cause.model_validate(item) for item in _toml("causes.toml")["cause"]}
+
+
+def load_rules() -> RuleSet:
+    """The shipped rules, file by file in the order of FILES."""
+    causes = load_causes()
+    rules: list[Rule] = []
+    for name in FILES:
+        rules += rules_from(_toml(name).get("rule", ()), source=name, causes=causes)
+    return RuleSet(tuple(rules), causes)
+
+
+DEFAULT = load_rules
