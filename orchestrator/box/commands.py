@@ -58,10 +58,15 @@ def kill_line(pid: int, *, with_sudo: bool) -> tuple[str, ...]:
     A command under sudo belongs to root and cannot be killed by its login; sudo is asked for that too, in vain where
     sudoers allows only named commands.
     """
-    script = f"kill -KILL -- -{pid}"
-    if with_sudo:
-        script += f"; sudo -n -- kill -KILL -- -{pid}"
-    return ("sh", "-c", f"{{ {script}; }} 2>/dev/null; ! kill -0 -- -{pid} 2>/dev/null")
+    kill = f"kill -s KILL -- -{pid}"
+    if not with_sudo:
+        return ("sh", "-c", f"{kill} 2>/dev/null; exit 0")
+    # A group of which only root's processes are left answers "not permitted"; one that is dead but not yet reaped
+    # answers nothing.
+    look = f"said=$(LC_ALL=C kill -s 0 -- -{pid} 2>&1)"
+    gone = 'case "$said" in *"No such process"*) exit 0;; esac'
+    wait = f"for i in 1 2 3 4 5 6 7 8; do {look}; {gone}; sleep 0.05; done"
+    return ("sh", "-c", f'{{ {kill}; sudo -n -- {kill}; }} 2>/dev/null; {wait}; [ -z "$said" ]')
 
 
 def split_mark(output: bytes) -> tuple[int | None, bytes]:
