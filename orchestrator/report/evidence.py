@@ -1,0 +1,212 @@
+"""The witnesses of a rejection: journal excerpts with the telling lines marked, and what the trials themselves say.
+
+The classifier's telling lines come from the ledger. Their surroundings are read from `boots/<boot>/journal.jsonl`, line
+by line, never whole; without that file the telling lines stand alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.records import Evidence, VariantVerdict
+from orchestrator.redact import redact_text
+from orchestrator.report import words
+from orchestrator.report.model import BootView, CellView, EvidenceView, Line
+
+AROUND = 3
+MOST_LINES = 48
+MOST_LOOKED_FOR = 6
+LINE_LIMIT = 400
+JOURNAL = "journal.jsonl"
+# An engine that lives on after an error has no fatal entry: these lines of its log are the witnesses then.
+TELLING: dict[str, re.Pattern[str]] = {
+    "Answered5xx": re.compile(r'HTTP/1\.[01]" 5\d\d\b'),
+    "ErrorLine": re.compile(r"^(?:\([\w-]+ pid=\d+\) )?(?:ERROR|CRITICAL)\b"),
+}
+GRAPH_CAPTURE_NOTE = (
+    "The report that this experiment goes back to read the same error as a failure of CUDA-graph capture, because its "
+    "traceback names vllm/compilation/cuda_graph.py:254. In vLLM 0.26.0 that line is `return self.runnable(*args, "
+    "**kwargs)`, the branch without capture or replay: an ordinary forward pass, here the first prompt's prefill. A "
+    "boot of another card died at the same frame after it had captured all its graphs. “Triton Error [CUDA]: out of "
+    "memory” is the driver that cannot load a kernel's binary at its first use, outside torch's allocator. Hence "
+    "triton_oom at the first request: what is missing is headroom beside gpu-memory-utilization."
+)
+
+
+def message(line: str) -> str:
+    """The text of one line of a journal file: journald's JSON (string, list of bytes or null), our own, or plain."""
+    if not line.startswith("{"):
+        return line
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line
+    said = entry.get("MESSAGE", entry.get("message"))
+    if isinstance(said, list):
+        return bytes(byte for byte in said if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")
+    return said if isinstance(said, str) else ""
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for entry, line in enumerate(file):
+            yield entry, message(line.rstrip("\n"))
+
+
+def excerpt(path: Path | None, telling: Sequence[Evidence]) -> tuple[Line, ...]:
+    """The telling lines with `AROUND` lines on both sides; the telling lines alone where the journal is not there."""
+    marks = {one.entry: one for one in telling}
+    alone = tuple(
+        Line(one.entry, words.clean(redact_text(one.text), LINE_LIMIT), one.rule) for one in telling[:MOST_LINES]
+    )
+    if not marks or path is None or not path.is_file():
+        return alone
+    wanted = {near for entry in marks for near in range(entry - AROUND, entry + AROUND + 1)}
+    found: list[Line] = []
+    for entry, text in _lines(path):
+        if entry > max(wanted):
+            break
+        if entry in wanted:
+            mark = marks.get(entry)
+            # Another numbering than the classifier's would mark innocent lines: then the telling lines stand alone.
+            if mark is not None and words.clean(mark.text)[:40] not in words.clean(text):
+                return alone
+            found.append(
+                Line(entry, words.clean(redact_text(text), LINE_LIMIT), mark.rule if mark is not None else None)
+            )
+    return _shortened(found) if found else alone
+
+
+def _shortened(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """At most `MOST_LINES`: telling lines first, then their surroundings as they come."""
+    if len(lines) <= MOST_LINES:
+        return tuple(lines)
+    telling = [line.entry for line in lines if line.rule is not None][:MOST_LINES]
+    others = [line.entry for line in lines if line.rule is None][: MOST_LINES - len(telling)]
+    kept = {*telling, *others}
+    return tuple(line for line in lines if line.entry in kept)
+
+
+def look_for(path: Path | None) -> tuple[Line, ...]:
+    """The first few lines in which a living engine says that it answered with an error, each with its predecessor."""
+    if path is None or not path.is_file():
+        return ()
+    found: list[Line] = []
+    before: deque[Line] = deque(maxlen=1)
+    telling = 0
+    for entry, text in _lines(path):
+        flat = words.clean(redact_text(text), LINE_LIMIT)
+        rule = next((rule for rule, pattern in TELLING.items() if pattern.search(flat)), None)
+        line = Line(entry, flat, rule)
+        if rule is not None:
+            found.extend(before)
+            found.append(line)
+            before.clear()
+            telling += 1
+            if telling == MOST_LOOKED_FOR:
+                break
+        else:
+            before.append(line)
+    return tuple(found)
+
+
+def gather(
+    verdict: VariantVerdict, cells: Sequence[CellView], boots: Sequence[BootView], folder: Path | None
+) -> tuple[tuple[EvidenceView, ...], tuple[str, ...]]:
+    """The evidence of one rejected variant: journals of the boots that witness it, and one note a reason."""
+    if verdict.verdict != "REJECTED":
+        return (), ()
+    mine = [boot for boot in boots if boot.variant == verdict.name and boot.counted]
+    found = [view for boot in mine if (view := _witness(boot, verdict, folder)) is not None]
+    notes = [note for reason in verdict.reasons for note in _notes(reason, verdict, cells, mine)]
+    causes = {(one.cause, one.phase) for boot in mine if (one := boot.result) is not None and one.died}
+    if any(cause == "triton_oom" and phase in ("first_request", None) for cause, phase in causes):
+        notes.append(GRAPH_CAPTURE_NOTE)
+    return tuple(found), tuple(notes)
+
+
+def _witness(boot: BootView, verdict: VariantVerdict, folder: Path | None) -> EvidenceView | None:
+    path = folder / boot.name / JOURNAL if folder is not None else None
+    answer = boot.answer
+    name = boot.name
+    source = f"boots/{name}/{JOURNAL}" if path is not None and path.is_file() else None
+    if answer is not None and answer.outcome != "benign":
+        title = f"{answer.outcome} in phase {answer.phase}: {answer.cause}"
+        notes = [words.clean(answer.advice, 500)] if answer.advice else []
+        if answer.evidence_may_be_missing:
+            notes.append("The journal dropped entries around this time: evidence may be missing.")
+        return EvidenceView(name, words.clean(title), excerpt(path, answer.evidence), tuple(notes), source)
+    failed = [trial for trial in boot.trials if trial.failed]
+    if failed and "errors_under_load" in verdict.reasons:
+        said = words.listing(f"{_errors(trial.errors)} at {trial.concurrency}" for trial in failed)
+        lines = look_for(path) or (excerpt(path, answer.evidence) if answer is not None else ())
+        return EvidenceView(name, words.clean(f"errors under load: {said}"), lines, (), source)
+    return None
+
+
+def _errors(errors: dict[str, int]) -> str:
+    return ", ".join(f"{kind} × {count}" for kind, count in sorted(errors.items())) or "failed"
+
+
+def _notes(reason: str, verdict: VariantVerdict, cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterator[str]:
+    match reason:
+        case "cold_boot_fatal":
+            yield _fatal_note(verdict, boots)
+        case "errors_under_load":
+            yield from _error_notes(cells, boots)
+        case "collapses_with_concurrency":
+            yield from _collapse_notes(boots)
+        case "does_not_reproduce":
+            for cell in cells:
+                if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE":
+                    yield f"{reason}: at concurrency {cell.verdict.concurrency} {cell.long}."
+        case _:
+            yield f"{words.clean(reason)}: {words.REASONS.get(reason, 'see the verdict')}."
+
+
+def _fatal_note(verdict: VariantVerdict, boots: Sequence[BootView]) -> str:
+    cold = [one for boot in boots if (one := boot.result) is not None and one.cache in ("cold", "clear")]
+    died = [result for result in cold if result.died_before_trials]
+    causes = Counter(" at ".join(part for part in (one.cause, one.phase) if part) or one.outcome for one in died)
+    named = words.listing(f"{cause} ({count})" for cause, count in causes.most_common())
+    rate = ""
+    if verdict.failure_rate is not None:
+        low, high = verdict.failure_rate
+        rate = f"; the true rate of failing boots is at least {words.percent(low)} and at most {words.percent(high)}"
+    which = words.listing(one.boot for one in died)
+    return words.clean(
+        f"cold_boot_fatal: {len(died)} of {words.plural(len(cold), 'cold boot')} never got to the trials: {named}, in "
+        f"{which}{rate}."
+    )
+
+
+def _error_notes(cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterator[str]:
+    errors: dict[int, Counter[str]] = {}
+    for boot in boots:
+        for trial in boot.trials:
+            if trial.failed:
+                errors.setdefault(trial.concurrency, Counter()).update(trial.errors)
+    for cell in cells:
+        tried = [point for point in cell.points if point.status in ("failed", "value", "invalid")]
+        failed = [point for point in tried if point.status == "failed"]
+        if failed:
+            level = cell.verdict.concurrency
+            kinds = _errors(dict(errors.get(level, Counter())))
+            kinds = "" if kinds == "failed" else f" ({kinds})"
+            yield words.clean(
+                f"errors_under_load: at concurrency {level} {len(failed)} of {words.plural(len(tried), 'boot')} "
+                f"failed{kinds}."
+            )
+
+
+def _collapse_notes(boots: Sequence[BootView]) -> Iterator[str]:
+    for boot in boots:
+        levels = boot.result.levels if boot.result is not None else ()
+        values = [(one.concurrency, one.value) for one in levels if one.value is not None]
+        if len(values) > 1:
+            row = ", ".join(f"{words.number(value)} at {level}" for level, value in sorted(values))
+            yield words.clean(f"collapses_with_concurrency: {boot.name} gave {row} tok/s.")

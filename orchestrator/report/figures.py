@@ -1,0 +1,629 @@
+"""Charts with matplotlib, without pyplot and without a display: PNG files, and SVG that a page can colour.
+
+A figure is one or more panels; a PNG holds all of them, a page gets one SVG a panel, so that a phone can stack them.
+Variants differ by marker as well as by colour (Okabe and Ito's colour-blind safe palette). In SVG the colours are CSS
+variables: the page picks them for light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from orchestrator.records import CacheState, Quantiles, TrialEnded
+from orchestrator.report import boots as boot_room
+from orchestrator.report import trials, words
+from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
+
+DPI = 144
+NAME_LIMIT = 22
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
+_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours of one rendering. `series` are the variants', cycled."""
+
+    text: str
+    muted: str
+    grid: str
+    paper: str
+    warn: str
+    series: tuple[str, ...]
+
+
+LIGHT = Ink(
+    text="#1b1f24",
+    muted="#59636e",
+    grid="#d8dee4",
+    paper="#ffffff",
+    warn="#b3261e",
+    series=("#0072b2", "#d55e00", "#009e73", "#a6498a", "#8a6100", "#3a8fc4", "#444c56"),
+)
+DARK = Ink(
+    text="#e6edf3",
+    muted="#9aa4af",
+    grid="#30363d",
+    paper="#12161b",
+    warn="#ff8f85",
+    series=("#56b4e9", "#ff8a4c", "#2cc79a", "#e59bc5", "#f0b93a", "#a3d5f7", "#c5ccd3"),
+)
+# Colours that no palette has: `as_svg` finds them in the finished SVG and puts the page's variables in their place.
+_PLACEHOLDERS = Ink(
+    text="#0a0b01",
+    muted="#0a0b02",
+    grid="#0a0b03",
+    paper="#0a0b04",
+    warn="#0a0b05",
+    series=tuple(f"#0a0c{place:02x}" for place in range(len(LIGHT.series))),
+)
+VARIABLES: Mapping[str, str] = {
+    _PLACEHOLDERS.text: "--ink",
+    _PLACEHOLDERS.muted: "--muted",
+    _PLACEHOLDERS.grid: "--grid",
+    _PLACEHOLDERS.paper: "--paper",
+    _PLACEHOLDERS.warn: "--warn",
+    **{colour: f"--s{place}" for place, colour in enumerate(_PLACEHOLDERS.series)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One set of axes: its title, its size in inches, and what draws it."""
+
+    title: str
+    width: float
+    height: float
+    draw: Callable[[Axes, Ink], None]
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def _style(ink: Ink) -> dict[str, object]:
+    return {
+        "font.size": 8.5,
+        "font.family": "sans-serif",
+        "svg.fonttype": "none",
+        "svg.hashsalt": "coldboot",
+        "text.color": ink.text,
+        "axes.labelcolor": ink.muted,
+        "axes.edgecolor": ink.grid,
+        "axes.titlecolor": ink.text,
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "xtick.color": ink.muted,
+        "ytick.color": ink.muted,
+        "grid.color": ink.grid,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+
+
+def _figure(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | None, rehearsal: bool) -> Figure:
+    rows = math.ceil(len(panels) / columns)
+    width = columns * max(panel.width for panel in panels)
+    figure = Figure(
+        figsize=(width, rows * max(panel.height for panel in panels) + (0.45 if title else 0)), layout="constrained"
+    )
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, one in zip(panels, axes, strict=False):
+        panel.draw(one, ink)
+        if panel.title:
+            one.set_title(panel.title)
+    for one in list(axes)[len(panels) :]:
+        one.set_axis_off()
+    if title is not None:
+        stamp = f"   {words.REHEARSAL}" if rehearsal else ""
+        figure.suptitle(
+            f"{title}{stamp}",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+            fontsize=11,
+            color=ink.warn if rehearsal else ink.text,
+        )
+    if rehearsal:
+        size = min(64.0, figure.get_figwidth() * 9)
+        figure.text(
+            0.5,
+            0.5,
+            words.REHEARSAL,
+            ha="center",
+            va="center",
+            rotation=18,
+            fontsize=size,
+            fontweight="bold",
+            color=ink.warn,
+            alpha=0.13,
+            zorder=0,
+        )
+    return figure
+
+
+def as_png(view: View, name: FigureName) -> bytes:
+    """All panels of one figure on white paper."""
+    panels = FIGURES[name](view)
+    section = next((one for one in view.sections if one.figure == name), None)
+    title = f"{view.verdicts.experiment}: {section.title.lower() if section is not None else name}"
+    with mpl.rc_context(_style(LIGHT)):
+        columns = 1 if len(panels) == 1 else 2
+        figure = _figure(panels, columns, ink=LIGHT, title=words.clean(title, 90), rehearsal=view.rehearsal)
+        buffer = io.BytesIO()
+        # The stamp also stands in the file itself, for those who crop.
+        note = {"Software": "coldboot", "Comment": words.REHEARSAL if view.rehearsal else "measured"}
+        figure.savefig(buffer, format="png", dpi=DPI, facecolor=LIGHT.paper, metadata=note)
+    return buffer.getvalue()
+
+
+def as_svgs(view: View, name: FigureName) -> tuple[str, ...]:
+    """One SVG element a panel, ready to stand in a page: no prologue, ids of its own, colours as CSS variables."""
+    found = []
+    with mpl.rc_context(_style(_PLACEHOLDERS)):
+        for place, panel in enumerate(FIGURES[name](view)):
+            figure = _figure([panel], 1, ink=_PLACEHOLDERS, title=None, rehearsal=view.rehearsal)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+            label = f"{panel.title or name}{f' ({words.REHEARSAL})' if view.rehearsal else ''}"
+            found.append(_inline(buffer.getvalue(), f"{name}{place}", label))
+    return tuple(found)
+
+
+def _inline(svg: str, key: str, label: str) -> str:
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(?::xlink)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
+    svg = re.sub(r'\b(id|href)="(#?)', rf'\1="\2{key}-', svg)
+    svg = svg.replace("url(#", f"url(#{key}-")
+    # The page's own face; sizes stay.
+    svg = re.sub(r"font: (?:(\d{3}|bold) )?([\d.]+)px [^;\"]*", _font, svg)
+    svg = re.sub(
+        r'^<svg[^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{_attribute(label)}">', svg
+    )
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"; font-weight: {match.group(1)}" if match.group(1) else ""
+    return f"font-size: {match.group(2)}px{weight}"
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+
+
+# --- how a variant looks --------------------------------------------------------------------------------------------
+
+
+def colour(variant: VariantView, ink: Ink) -> str:
+    """A variant's colour: by its place in the file, so that it never changes with the ranking."""
+    return ink.series[variant.index % len(ink.series)]
+
+
+def marker(variant: VariantView) -> str:
+    """A variant's marker shape; colours repeat after seven variants, markers after nine, pairs after 63."""
+    return _MARKERS[variant.index % len(_MARKERS)]
+
+
+def _name(text: str) -> str:
+    # A dollar sign would start matplotlib's own mathematics.
+    return words.clean(text, NAME_LIMIT).replace("$", r"\$")
+
+
+def _cells(view: View, cache: CacheState) -> list[tuple[VariantView, list[CellView]]]:
+    return [(one, [cell for cell in one.cells if cell.verdict.cache == cache]) for one in view.variants]
+
+
+# --- boots as points ------------------------------------------------------------------------------------------------
+
+
+def _boots(view: View) -> list[Panel]:
+    caches = view.caches
+    panels = []
+    for cache in caches:
+        for level in view.concurrency:
+            rows = [
+                (variant, cell)
+                for variant, cells in _cells(view, cache)
+                for cell in cells
+                if cell.verdict.concurrency == level
+            ]
+            if not rows:
+                continue
+            streams = words.plural(level, "stream")
+            title = f"{streams}, {cache}" if len(caches) > 1 else streams
+
+            def draw(ax: Axes, ink: Ink, rows: list[tuple[VariantView, CellView]] = rows) -> None:
+                _draw_boots(ax, ink, rows)
+
+            panels.append(Panel(title, 4.3, 0.9 + 0.36 * len(rows), draw))
+    return panels
+
+
+def _draw_boots(ax: Axes, ink: Ink, rows: Sequence[tuple[VariantView, CellView]]) -> None:
+    values = [point.value for _, cell in rows for point in cell.points if point.value is not None]
+    most = max(values, default=1.0)
+    ax.set_xlim(0, most * 1.16)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), [_name(variant.verdict.name) for variant, _ in rows], color=ink.text)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+    ax.set_xlabel("tok/s (each mark is one boot)")
+    for row, (variant, cell) in enumerate(rows):
+        _draw_cell(ax, ink, row, variant, cell, most)
+
+
+def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellView, most: float) -> None:
+    paint, shape = colour(variant, ink), marker(variant)
+    refuted = cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
+    spots = [point for point in cell.points if point.value is not None]
+    # Boots stand a little apart, the first on top, so that equal ones can be counted.
+    apart = 0.34 / max(1, len(cell.points) - 1)
+    offset = {point.boot: (place - (len(cell.points) - 1) / 2) * apart for place, point in enumerate(cell.points)}
+    if cell.verdict.interval is not None:
+        low, high = cell.verdict.interval
+        ax.plot([low, high], [row, row], color=paint, linewidth=5, alpha=0.28, solid_capstyle="butt", zorder=2)
+    if refuted and len(spots) > 1:
+        seen = [point.value for point in spots if point.value is not None]
+        ax.plot([min(seen), max(seen)], [row, row], color=paint, linewidth=0.9, linestyle=(0, (2, 2)), zorder=2)
+        ax.annotate(
+            f"× {max(seen) / min(seen):.1f} apart",
+            (max(seen), row),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            color=ink.warn,
+        )
+    for point in spots:
+        fill = "none" if refuted else paint
+        ax.plot(
+            [point.value or 0.0],
+            [row + offset[point.boot]],
+            marker=shape,
+            markersize=5.5,
+            markerfacecolor=fill,
+            markeredgecolor=paint,
+            markeredgewidth=1.3,
+            linestyle="none",
+            zorder=3,
+        )
+    lost = [point for point in cell.points if point.status in ("died", "failed")]
+    if lost:
+        word = "died" if all(point.status == "died" for point in lost) else "failed"
+        # Where boots have values the note goes to the right end, so that it covers none of them.
+        place, align = (most * 0.01, "left") if not spots else (most * 1.16, "right")
+        ax.text(
+            place,
+            row,
+            f"✕ {len(lost)} of {len(cell.points)} {word}",
+            va="center",
+            ha=align,
+            fontsize=7.5,
+            color=ink.warn,
+        )
+    elif not spots:
+        ax.text(most * 0.01, row, "no value", va="center", fontsize=7.5, color=ink.muted)
+
+
+# --- against concurrency --------------------------------------------------------------------------------------------
+
+
+def _levels(ax: Axes, levels: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(levels), [str(level) for level in levels])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("concurrent streams")
+    ax.grid(axis="both")
+
+
+def _legend(ax: Axes, ink: Ink, handles: Sequence[Line2D | Patch], columns: int = 3) -> None:
+    if handles:
+        ax.legend(
+            handles=list(handles),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.17),
+            ncols=columns,
+            labelcolor=ink.text,
+            handlelength=1.6,
+            columnspacing=1.2,
+        )
+
+
+def _throughput(view: View) -> list[Panel]:
+    panels = []
+    caches = view.caches
+    for cache in caches:
+        cells = [(variant, mine) for variant, mine in _cells(view, cache) if any(_valued(cell) for cell in mine)]
+        if not cells:
+            continue
+
+        def draw(ax: Axes, ink: Ink, cells: list[tuple[VariantView, list[CellView]]] = cells) -> None:
+            _draw_throughput(ax, ink, cells, view.concurrency)
+
+        panels.append(Panel(cache if len(caches) > 1 else "", 5.0, 3.7, draw))
+    return panels
+
+
+def _valued(cell: CellView) -> bool:
+    return any(point.value is not None for point in cell.points)
+
+
+def _draw_throughput(
+    ax: Axes, ink: Ink, cells: Sequence[tuple[VariantView, list[CellView]]], levels: Sequence[int]
+) -> None:
+    handles = []
+    for variant, mine in cells:
+        paint, shape = colour(variant, ink), marker(variant)
+        rejected = variant.verdict.verdict == "REJECTED"
+        line = (0, (4, 2)) if rejected else "solid"
+        by_level = {cell.verdict.concurrency: cell for cell in mine}
+        # A level without an estimate breaks the line: nothing is drawn through it.
+        y = [by_level[level].verdict.estimate if level in by_level else None for level in levels]
+        ax.plot(
+            list(levels),
+            [math.nan if value is None else value for value in y],
+            color=paint,
+            marker=shape,
+            markersize=5.5,
+            linestyle=line,
+            linewidth=1.6,
+            zorder=3,
+        )
+        for cell in mine:
+            if cell.verdict.interval is not None:
+                low, high = cell.verdict.interval
+                level = cell.verdict.concurrency
+                ax.plot(
+                    [level, level], [low, high], color=paint, linewidth=4, alpha=0.25, solid_capstyle="butt", zorder=2
+                )
+            if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE":
+                spots = [point.value for point in cell.points if point.value is not None]
+                ax.plot(
+                    [cell.verdict.concurrency] * len(spots),
+                    spots,
+                    marker=shape,
+                    markersize=5.5,
+                    markerfacecolor="none",
+                    markeredgecolor=paint,
+                    markeredgewidth=1.3,
+                    linestyle="none",
+                    zorder=4,
+                )
+        name = _name(variant.verdict.name) + (" (rejected)" if rejected else "")
+        handles.append(Line2D([], [], color=paint, marker=shape, markersize=5.5, linestyle=line, label=name))
+    values = [point.value for _, mine in cells for cell in mine for point in cell.points if point.value is not None]
+    ax.set_ylim(0, max(values, default=1.0) * 1.1)
+    _levels(ax, levels)
+    ax.set_ylabel("tok/s, all streams together")
+    _legend(ax, ink, handles)
+
+
+def _latency(view: View) -> list[Panel]:
+    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
+    for trial in trials.good(view.boots):
+        groups[trial.variant, trial.concurrency].append(trial)
+
+    def panel(title: str, read: Callable[[TrialEnded], Quantiles]) -> Panel | None:
+        lines: list[tuple[VariantView, list[tuple[int, float]]]] = []
+        for variant in view.variants:
+            line = []
+            for level in view.concurrency:
+                found = [
+                    value for trial in groups[variant.verdict.name, level] if (value := read(trial).p50) is not None
+                ]
+                if found:
+                    line.append((level, median(found)))
+            if line:
+                lines.append((variant, line))
+
+        def draw(ax: Axes, ink: Ink) -> None:
+            handles = []
+            for variant, line in lines:
+                style = {"color": colour(variant, ink), "marker": marker(variant), "markersize": 5.0}
+                dashes = (0, (4, 2)) if variant.verdict.verdict == "REJECTED" else "solid"
+                ax.plot(
+                    [level for level, _ in line], [value for _, value in line], linestyle=dashes, linewidth=1.4, **style
+                )  # type: ignore[arg-type]
+                handles.append(Line2D([], [], linestyle=dashes, label=_name(variant.verdict.name), **style))  # type: ignore[arg-type]
+            ax.set_ylim(bottom=0)
+            _levels(ax, view.concurrency)
+            ax.set_ylabel("ms, median boot")
+            _legend(ax, ink, handles)
+
+        return Panel(title, 4.3, 3.2, draw) if lines else None
+
+    panels = (
+        panel("time to first token, p50", lambda trial: trial.ttft_ms),
+        panel("time between chunks, p50", lambda trial: trial.itl_ms),
+    )
+    return [one for one in panels if one is not None]
+
+
+# --- where the time of a boot went ----------------------------------------------------------------------------------
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "clean, cold, render": ("clean_slate", "cold", "render"),
+    "start to ready": ("start", "ready"),
+    "first request": ("first_request",),
+    "headroom, sanity": ("headroom", "sanity"),
+    "trials": ("trials",),
+    "stop": ("stop",),
+}
+
+
+def _timeline(view: View) -> list[Panel]:
+    shown = [boot for boot in view.boots if boot.steps]
+    if not shown:
+        return []
+
+    def draw(ax: Axes, ink: Ink) -> None:
+        for row, boot in enumerate(shown):
+            _draw_timeline(ax, ink, row, boot)
+        ax.set_yticks(range(len(shown)), [_name(boot.name) for boot in shown], color=ink.text, fontsize=7.5)
+        ax.set_ylim(len(shown) - 0.4, -0.6)
+        ax.set_xlim(left=0)
+        ax.margins(x=0.16)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="x")
+        ax.set_xlabel("seconds since the boot began")
+        handles = [
+            Patch(facecolor=ink.series[place], edgecolor=ink.paper, hatch=_HATCHES[place], label=name)
+            for place, name in enumerate(GROUPS)
+        ]
+        legend = ax.legend(
+            handles=handles,
+            loc="lower center",
+            bbox_to_anchor=(0.42, 1.0),
+            ncols=3,
+            labelcolor=ink.text,
+            handlelength=1.8,
+            columnspacing=1.0,
+        )
+        legend.set_in_layout(True)
+
+    return [Panel("", 5.0, 1.2 + 0.21 * len(shown), draw)]
+
+
+def _draw_timeline(ax: Axes, ink: Ink, row: int, boot: BootView) -> None:
+    spent = boot_room.step_seconds(boot)
+    left = 0.0
+    for place, names in enumerate(GROUPS.values()):
+        width = sum(spent.get(name, 0.0) for name in names)
+        ax.barh(
+            row,
+            width,
+            left=left,
+            height=0.7,
+            color=ink.series[place],
+            edgecolor=ink.paper,
+            hatch=_HATCHES[place],
+            linewidth=0.4,
+            zorder=2,
+        )
+        left += width
+    if boot.outcome != "completed":
+        step = boot.ended.step if boot.ended is not None else None
+        said = f" ✕ {boot.outcome}{f' at {step}' if step else ''}"
+        ax.text(left, row, said, va="center", fontsize=7, color=ink.warn, zorder=3)
+
+
+# --- rulers and order -----------------------------------------------------------------------------------------------
+
+
+def _rulers(view: View) -> list[Panel]:
+    by_name = {variant.verdict.name: variant for variant in view.variants}
+    shown = [one for one in view.rulers if one.variant in by_name]
+    present = [ruler for ruler in trials.RULERS if any(getattr(one, ruler) is not None for one in shown)]
+    if not present:
+        return []
+
+    def draw(ax: Axes, ink: Ink) -> None:
+        names = list(dict.fromkeys(one.variant for one in shown))
+        for place, ruler in enumerate(present):
+            for one in shown:
+                ratio = getattr(one, ruler)
+                if ratio is None:
+                    continue
+                variant = by_name[one.variant]
+                offset = (names.index(one.variant) - (len(names) - 1) / 2) * 0.7 / max(1, len(names))
+                ax.plot(
+                    [ratio],
+                    [place + offset],
+                    marker=marker(variant),
+                    markersize=4.5,
+                    color=colour(variant, ink),
+                    linestyle="none",
+                    zorder=3,
+                )
+        ax.axvline(1.0, color=ink.text, linewidth=1.0, zorder=2)
+        ax.set_yticks(range(len(present)), present, color=ink.text)
+        ax.set_ylim(len(present) - 0.45, -0.55)
+        ax.set_xlim(left=0)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="x")
+        ax.set_xlabel("ruler ÷ counter (1 agrees; one mark a variant and concurrency)")
+        handles = [
+            Line2D(
+                [],
+                [],
+                color=colour(by_name[name], ink),
+                marker=marker(by_name[name]),
+                linestyle="none",
+                label=_name(name),
+            )
+            for name in names
+        ]
+        _legend(ax, ink, handles)
+
+    return [Panel("", 5.0, 1.6 + 0.5 * len(present), draw)]
+
+
+def _order(view: View) -> list[Panel]:
+    found = boot_room.residuals(view.variants, view.boots)
+    if not found:
+        return []
+
+    def draw(ax: Axes, ink: Ink) -> None:
+        handles = []
+        for variant in view.variants:
+            line = found.get(variant.verdict.name)
+            if not line:
+                continue
+            paint, shape = colour(variant, ink), marker(variant)
+            y = [math.expm1(value) * 100 for _, value in line]
+            ax.plot(
+                [place for place, _ in line], y, marker=shape, color=paint, markersize=5, linestyle="none", zorder=3
+            )
+            handles.append(
+                Line2D([], [], color=paint, marker=shape, linestyle="none", label=_name(variant.verdict.name))
+            )
+        ax.axhline(0, color=ink.muted, linewidth=0.8)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.1f} %"))
+        ax.grid(axis="both")
+        ax.set_xlabel("position in the plan")
+        ax.set_ylabel("difference from the cell's centre")
+        _legend(ax, ink, handles)
+
+    return [Panel("", 5.0, 3.1, draw)]
+
+
+FIGURES: Mapping[FigureName, Callable[[View], list[Panel]]] = {
+    "boots": _boots,
+    "throughput": _throughput,
+    "latency": _latency,
+    "timeline": _timeline,
+    "rulers": _rulers,
+    "order": _order,
+}
+
+
+def drawn(view: View) -> tuple[FigureName, ...]:
+    """The figures that this view has data for."""
+    wanted = [section.figure for section in view.sections if section.figure is not None]
+    return tuple(name for name in wanted if FIGURES[name](view))

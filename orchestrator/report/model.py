@@ -1,0 +1,197 @@
+"""The View: what a report says, without how it looks. Frozen, clean text (`words.clean`), no format's escaping.
+
+A format walks `View.sections` in order, so that what is added here is said in every format. Numbers stay numbers where
+a figure or the CSV needs them (`points`, `boots`, `trials`); tables are text, ready to be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.records import (
+    Answer,
+    BootEnded,
+    BootOutcome,
+    BootResult,
+    BootStarted,
+    CacheState,
+    CellVerdict,
+    StepEnded,
+    TrialEnded,
+    VariantVerdict,
+    Verdicts,
+)
+
+Status = Literal["value", "failed", "invalid", "died", "not_measured"]
+SectionKey = Literal[
+    "verdicts",
+    "boots",
+    "throughput",
+    "latency",
+    "attribution",
+    "wall",
+    "rulers",
+    "evidence",
+    "boot_table",
+    "overhead",
+    "order",
+    "excluded",
+    "provenance",
+]
+FigureName = Literal["boots", "throughput", "latency", "timeline", "rulers", "order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text. `numeric` columns are set right; `code` columns are set in a fixed-width face."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    code: frozenset[int] = frozenset()
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the report. `sentences` say in words what `figure` and `tables` show."""
+
+    key: SectionKey
+    title: str
+    sentences: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figure: FigureName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One boot in one cell. `value` in the cell's unit, None unless `status` is `value`; `why` says what happened."""
+
+    boot: str
+    value: float | None
+    status: Status
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """One cell: the verdict, its boots one by one, and the words for them."""
+
+    variant: str
+    verdict: CellVerdict
+    points: tuple[Point, ...]
+    short: str
+    long: str
+    agreement: str | None
+
+    @property
+    def lost(self) -> str:
+        """What stands where a value would be: `died`, `failed`, `invalid`, each once; `–` where nobody measured."""
+        said = {"died": "died", "failed": "failed", "invalid": "invalid"}
+        return ", ".join(dict.fromkeys(said[point.status] for point in self.points if point.status in said)) or "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One journal line of an excerpt; `entry` counts from 0, `rule` is set where the line is telling."""
+
+    entry: int
+    text: str
+    rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceView:
+    """What the journal of one boot says: an excerpt with the telling lines marked. Gaps are where `entry` jumps."""
+
+    boot: str
+    title: str
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VariantView:
+    """One variant: its verdict, what is special about it, and the evidence when it is rejected.
+
+    `index` is its place in the file: it picks colour and marker, so that they stay when the ranking changes.
+    """
+
+    index: int
+    verdict: VariantVerdict
+    production: bool
+    cells: tuple[CellView, ...]
+    differs: tuple[str, ...] = ()
+    evidence: tuple[EvidenceView, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BootView:
+    """One boot: the analysis's result (None where the boot does not count) and, where a ledger has them, its records."""
+
+    name: str
+    variant: str
+    cache: CacheState
+    position: int
+    outcome: BootOutcome
+    why: str = ""
+    result: BootResult | None = None
+    started: BootStarted | None = None
+    steps: tuple[StepEnded, ...] = ()
+    answer: Answer | None = None
+    trials: tuple[TrialEnded, ...] = ()
+    ended: BootEnded | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether the boot is in the verdicts: completed, crashed or not ready."""
+        return self.result is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RulerRatio:
+    """Median over trials of ruler ÷ counter for one variant at one concurrency; None without that ruler."""
+
+    variant: str
+    concurrency: int
+    trials: int
+    usage: float | None
+    chunks: float | None
+    words: float | None
+    logger: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything a report says. `headline` is the answer in one sentence, `sureness` how sure it is."""
+
+    verdicts: Verdicts
+    headline: str
+    sureness: tuple[str, ...]
+    variants: tuple[VariantView, ...]
+    boots: tuple[BootView, ...]
+    rulers: tuple[RulerRatio, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether everything must be stamped REHEARSAL."""
+        return self.verdicts.rehearsal
+
+    @property
+    def concurrency(self) -> tuple[int, ...]:
+        """All levels of all variants, ascending."""
+        return tuple(sorted({cell.verdict.concurrency for variant in self.variants for cell in variant.cells}))
+
+    @property
+    def caches(self) -> tuple[CacheState, ...]:
+        """All cache states of all variants."""
+        return tuple(dict.fromkeys(cell.verdict.cache for variant in self.variants for cell in variant.cells))
+
+    def section(self, key: SectionKey) -> Section | None:
+        """The section of that key, None where there was nothing to say."""
+        return next((section for section in self.sections if section.key == key), None)

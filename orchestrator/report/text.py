@@ -1,0 +1,66 @@
+"""The verdict table for a terminal, at the end of `invoke matrix` and `invoke report`."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.records import CellVerdict, VariantAnswer, Verdicts
+from orchestrator.report import words
+
+_STYLES: dict[VariantAnswer, str] = {
+    "WINNER": "bold green",
+    "CONTENDER": "cyan",
+    "DOMINATED": "",
+    "UNDECIDED": "yellow",
+    "REJECTED": "red",
+}
+
+
+def table(verdicts: Verdicts) -> RenderableType:
+    """The verdicts as something that rich prints: the answer, one row a variant, and why."""
+    levels = sorted({cell.concurrency for variant in verdicts.variants for cell in variant.cells})
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("variant", overflow="fold")
+    grid.add_column("verdict", no_wrap=True)
+    for level in levels:
+        grid.add_column(f"tok/s at {level}" if level == levels[0] else f"at {level}", justify="right")
+    grid.add_column("boots", justify="right")
+    grid.add_column("reasons", overflow="fold")
+    for variant in words.by_rank(verdicts.variants):
+        # Names and reasons come from files: Text, because a plain string would be read as markup.
+        cells = (_cells([cell for cell in variant.cells if cell.concurrency == level]) for level in levels)
+        died = f" ({variant.boots_failed} died)" if variant.boots_failed else ""
+        grid.add_row(
+            Text(words.clean(variant.name)),
+            Text(variant.verdict, style=_STYLES[variant.verdict]),
+            *cells,
+            Text(f"{variant.boots}{died}"),
+            Text(words.clean(", ".join(variant.reasons))),
+        )
+    stamp = [Text(f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}", style="bold yellow")] if verdicts.rehearsal else []
+    return Group(*stamp, grid, Text(""), Text(words.clean(verdicts.sentence)))
+
+
+def _cells(cells: list[CellVerdict]) -> Text:
+    said = Text(justify="right")
+    for cell in cells:
+        if len(said):
+            said.append("\n")
+        values = [words.number(value) for value in cell.by_boot if value is not None]
+        if cell.reproducibility == "DOES_NOT_REPRODUCE":
+            said.append("/".join(values), style="red")
+        else:
+            said.append(words.number(cell.estimate))
+        if len(cells) > 1:
+            said.append(f" {cell.cache}", style="dim")
+    return said if len(said) else Text(words.ABSENT)
+
+
+def plain(verdicts: Verdicts, width: int = 120) -> str:
+    """The same without colour, for a log."""
+    console = Console(width=width, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(table(verdicts))
+    return capture.get()

@@ -1,0 +1,268 @@
+"""Trials as the report shows them: rulers side by side, latency, what moved (A·S), and what was left out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Literal
+
+from orchestrator.records import Quantiles, Rulers, TrialEnded
+from orchestrator.report import words
+from orchestrator.report.model import BootView, CellView, RulerRatio, Section, Table, VariantView
+
+Ruler = Literal["usage", "chunks", "words", "logger"]
+RULERS: dict[Ruler, str] = {
+    "usage": "the client's own count of tokens (`usage`)",
+    "chunks": "counting SSE chunks",
+    "words": "counting words",
+    "logger": "the engine's log line",
+}
+# Below this a ruler agrees with the counter as far as anyone would act on it.
+AGREES = 0.02
+
+
+def good(boots: Sequence[BootView]) -> Iterator[TrialEnded]:
+    """The trials that were valid, did not fail and belong to boots that count."""
+    for boot in boots:
+        if boot.counted:
+            yield from (trial for trial in boot.trials if trial.valid and not trial.failed)
+
+
+def of_level(boot: BootView, concurrency: int) -> TrialEnded | None:
+    """The trial of one boot at one level that counts: the valid one, else the last (a disturbed one is repeated)."""
+    found = [trial for trial in boot.trials if trial.concurrency == concurrency]
+    return next((trial for trial in found if trial.valid), found[-1] if found else None)
+
+
+# --- rulers ---------------------------------------------------------------------------------------------------------
+
+
+def _ratio(rulers: Rulers, ruler: Ruler) -> float | None:
+    value: float | None = getattr(rulers, ruler)
+    return value / rulers.counter if value is not None and rulers.counter else None
+
+
+def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
+    """Median ratio of each ruler to the counter, per variant and concurrency."""
+    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
+    for trial in good(boots):
+        if trial.rulers.counter:
+            groups[trial.variant, trial.concurrency].append(trial)
+
+    def middle(trials: Sequence[TrialEnded], ruler: Ruler) -> float | None:
+        ratios = [ratio for trial in trials if (ratio := _ratio(trial.rulers, ruler)) is not None]
+        return median(ratios) if ratios else None
+
+    return tuple(
+        RulerRatio(
+            variant=variant,
+            concurrency=concurrency,
+            trials=len(trials),
+            **{ruler: middle(trials, ruler) for ruler in RULERS},
+        )
+        for (variant, concurrency), trials in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1]))
+    )
+
+
+def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> Section | None:
+    """The rulers beside the counter: which would have misled, by how much, and whether it would have changed the order."""
+    if not ratios:
+        return None
+    sentences = [
+        "Only the increase of the server's token counter is the measurement; each other ruler stands beside it."
+    ]
+    every = [trial.rulers for trial in good(boots) if trial.rulers.counter]
+    for ruler, name in RULERS.items():
+        found = [ratio for rulers in every if (ratio := _ratio(rulers, ruler)) is not None]
+        if found:
+            sentences.append(_ruler_sentence(name, found))
+    sentences.extend(_misrankings(boots))
+    rows = tuple(
+        (one.variant, str(one.concurrency), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
+        for one in ratios
+    )
+    table = Table(
+        "Ruler ÷ counter, median over trials",
+        ("variant", "concurrency", "trials", *RULERS),
+        rows,
+        numeric=frozenset(range(1, 3 + len(RULERS))),
+    )
+    return Section("rulers", "Rulers side by side", tuple(sentences), (table,), figure="rulers")
+
+
+def _times(ratio: float | None) -> str:
+    return words.ABSENT if ratio is None else f"× {ratio:.3f}"
+
+
+def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
+    middle = median(ratios)
+    subject, over = name[0].upper() + name[1:], words.plural(len(ratios), "trial")
+    if all(abs(ratio - 1) <= AGREES for ratio in ratios):
+        worst = max(abs(ratio - 1) for ratio in ratios)
+        return f"{subject} agrees with the counter: within {worst * 100:.1f} % in {over}."
+    direction = "less" if middle < 1 else "more"
+    span = f"× {min(ratios):.2f} to × {max(ratios):.2f}"
+    return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."
+
+
+def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
+    """Where a ruler would have named another variant the fastest than the counter does."""
+    by_level: dict[int, dict[str, list[Rulers]]] = defaultdict(lambda: defaultdict(list))
+    for trial in good(boots):
+        by_level[trial.concurrency][trial.variant].append(trial.rulers)
+
+    def best(level: dict[str, list[Rulers]], read: Callable[[Rulers], float | None]) -> str | None:
+        middles = {
+            variant: median(values)
+            for variant, many in level.items()
+            if (values := [value for rulers in many if (value := read(rulers)) is not None])
+        }
+        return max(middles, key=lambda variant: middles[variant]) if len(middles) == len(level) > 1 else None
+
+    for ruler, name in RULERS.items():
+        wrong = []
+        for concurrency, level in sorted(by_level.items()):
+            truth = best(level, lambda rulers: rulers.counter)
+            other = best(level, lambda rulers, ruler=ruler: getattr(rulers, ruler))  # type: ignore[misc]
+            if truth is not None and other is not None and other != truth:
+                wrong.append(f"{words.clean(other)} instead of {words.clean(truth)} at {concurrency}")
+        if wrong:
+            subject = name[0].upper() + name[1:]
+            yield f"{subject} would have put another variant on top (by the median boot): {words.listing(wrong)}."
+
+
+# --- latency --------------------------------------------------------------------------------------------------------
+
+
+def latency_section(boots: Sequence[BootView]) -> Section | None:
+    """Time to the first token, between tokens and end to end; median over boots of each boot's quantile."""
+    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
+    for trial in good(boots):
+        groups[trial.variant, trial.concurrency].append(trial)
+    rows = tuple(
+        (variant, str(concurrency), str(len(trials)), *_quantile_cells(trials))
+        for (variant, concurrency), trials in sorted(groups.items())
+    )
+    if not rows or all(cell == words.ABSENT for row in rows for cell in row[3:]):
+        return None
+    columns = ("variant", "concurrency", "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
+    table = Table("Latency in ms", columns, rows, numeric=frozenset(range(1, len(columns))), folded=True)
+    sentences = (
+        "Median over the boots of each boot's own quantile, in milliseconds; requests are never pooled over boots.",
+        "Under speculation several tokens arrive in one chunk: the time between tokens is that between chunks.",
+    )
+    return Section("latency", "Latency against concurrency", sentences, (table,), figure="latency")
+
+
+def _quantile_cells(trials: Sequence[TrialEnded]) -> tuple[str, ...]:
+    def middle(read: Callable[[TrialEnded], Quantiles], name: Literal["p50", "p99"]) -> str:
+        found = [value for trial in trials if (value := getattr(read(trial), name)) is not None]
+        return words.number(median(found) if found else None)
+
+    return tuple(
+        middle(read, name)
+        for read in (lambda t: t.ttft_ms, lambda t: t.itl_ms, lambda t: t.e2e_ms)
+        for name in ("p50", "p99")
+    )
+
+
+# --- why it moved ---------------------------------------------------------------------------------------------------
+
+
+def tokens_per_step(trial: TrialEnded) -> float | None:
+    """A = 1 + Δaccepted ÷ Δdrafts, tokens per step of one sequence; 1 without speculation."""
+    deltas = trial.deltas
+    if deltas is None:
+        return None
+    if not deltas.spec_drafts:
+        return 1.0
+    return None if deltas.spec_accepted_tokens is None else 1 + deltas.spec_accepted_tokens / deltas.spec_drafts
+
+
+def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootView]) -> Section | None:
+    """Δln(tok/s) = Δln A + Δln S between the fastest and the slowest boot of a cell that does not reproduce."""
+    trials = {(trial.boot, trial.concurrency): trial for trial in good(boots)}
+    rows, moved = [], []
+    for variant in variants:
+        for cell in variant.cells:
+            if cell.verdict.reproducibility != "DOES_NOT_REPRODUCE":
+                continue
+            row = _moved(variant.verdict.name, cell, trials)
+            if row is not None:
+                rows.append(row[0])
+                moved.append(row[1])
+    if not rows:
+        return None
+    steps, tokens = moved.count("S"), moved.count("A")
+    sentences = (
+        "tok/s = A · S: A is tokens per step (1 + accepted ÷ drafts), S is steps per second of one stream.",
+        f"Between fastest and slowest boot S moved more in {steps} and A in {tokens} of "
+        f"{words.plural(len(moved), 'cell')}. S is the engine (memory, graphs, clocks); A is content and acceptance.",
+    )
+    columns = ("variant", "concurrency", "fastest", "slowest", "tok/s", "A", "S", "moved")
+    table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6}))
+    return Section("attribution", "Why it moved", sentences, (table,))
+
+
+def _moved(
+    variant: str, cell: CellView, trials: dict[tuple[str, int], TrialEnded]
+) -> tuple[tuple[str, ...], Literal["A", "S"]] | None:
+    level = cell.verdict.concurrency
+    valued = [point for point in cell.points if point.value is not None]
+    fast, slow = (pick(valued, key=lambda point: point.value or 0.0) for pick in (max, min))
+    a = [tokens_per_step(trial) if (trial := trials.get((point.boot, level))) else None for point in (fast, slow)]
+    if a[0] is None or a[1] is None or not fast.value or not slow.value:
+        return None
+    whole, part_a = math.log(fast.value / slow.value), math.log(a[0] / a[1])
+    part_s = whole - part_a
+    by = "A" if abs(part_a) > abs(part_s) else "S"
+    share = max(abs(part_a), abs(part_s)) / (abs(part_a) + abs(part_s)) if whole else 0.0
+    s = [point.value / tokens / level for point, tokens in ((fast, a[0]), (slow, a[1])) if point.value is not None]
+    row = (
+        words.clean(variant),
+        str(level),
+        f"{fast.boot}: {words.number(fast.value)}",
+        f"{slow.boot}: {words.number(slow.value)}",
+        f"× {math.exp(whole):.2f}",
+        f"{a[0]:.2f} / {a[1]:.2f}",
+        f"{s[0]:.1f} / {s[1]:.1f}",
+        f"{by} ({share * 100:.0f} %)",
+    )
+    return row, "A" if by == "A" else "S"
+
+
+# --- what was left out ----------------------------------------------------------------------------------------------
+
+
+def excluded_section(boots: Sequence[BootView]) -> Section:
+    """Everything that no estimate contains: invalid trials, disturbed and aborted boots. Never dropped in silence."""
+    rows = []
+    for boot in boots:
+        variant = words.clean(boot.variant)
+        if boot.result is None:
+            why = boot.why or "no reason was recorded"
+            rows.append((boot.name, variant, "whole boot", boot.outcome, why))
+        elif boot.trials:
+            rows.extend(
+                (boot.name, variant, f"trial at {trial.concurrency}", "invalid", _reasons(trial))
+                for trial in boot.trials
+                if not trial.valid and not trial.failed
+            )
+        else:
+            rows.extend(
+                (boot.name, variant, f"trial at {level.concurrency}", "invalid", words.ABSENT)
+                for level in boot.result.levels
+                if not level.valid
+            )
+    if not rows:
+        return Section("excluded", "What was left out", ("Nothing: every trial was valid, and every boot counts.",))
+    whole = sum(row[2] == "whole boot" for row in rows)
+    said = f"{words.plural(len(rows) - whole, 'trial')} and {words.plural(whole, 'boot')} are in no number above."
+    table = Table("Left out", ("boot", "variant", "what", "as", "why"), tuple(rows), code=frozenset({0}))
+    return Section("excluded", "What was left out", (said,), (table,))
+
+
+def _reasons(trial: TrialEnded) -> str:
+    return words.clean("; ".join(trial.invalid_reasons) or "no reason was recorded", 240)
