@@ -398,8 +398,9 @@ class Series(Frozen):
     """Everything that a verdict is made of.
 
     `concurrency` and `caches` are what was planned for every variant; both are empty for a hand-recorded series, whose
-    cells are those that it mentions. `refute_alpha` and `vouch_alpha` are the α of this look: 0.05, or the share of it
-    that an adaptive plan has set aside before its first boot. `changes`: flags that differ from production, a variant.
+    cells are those that it mentions. `changes`: flags that differ from production, a variant. `refute_looks` and
+    `vouch_looks` are the numbers of boots after which an adaptive plan may refute and vouch, each at its α; both empty:
+    one look, at all boots that there are.
     """
 
     experiment: str
@@ -417,12 +418,20 @@ class Series(Frozen):
     boots_disturbed: dict[str, int] = Field(default_factory=dict)
     boots_aborted: dict[str, int] = Field(default_factory=dict)
     plan: str = "fixed"
+    refute_looks: tuple[int, ...] = ()
+    vouch_looks: tuple[int, ...] = ()
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
 
 
 class CellVerdict(Frozen):
-    """Variant × cache state × concurrency. See interface.md, verdicts.json, for each field."""
+    """Variant × cache state × concurrency.
+
+    `by_boot` has one entry for each boot of the variant that counts, None where it has no valid value here. `estimate`
+    is the geometric mean of the boots with its 95 % t interval. `spread*` are sd of logs with one-sided 95 % bounds.
+    `more_boots` would settle it if the spread stays. `decided_at`: boots at the look that settled it.
+    `agrees_below_six`: a pull-request plan's word where five boots are within the tolerance, too few to vouch.
+    """
 
     concurrency: int
     cache: CacheState
@@ -436,6 +445,8 @@ class CellVerdict(Frozen):
     spread_upper: float | None
     more_boots: int | None
     hidden_mode_rate: float | None
+    decided_at: int | None = None
+    agrees_below_six: bool = False
 
 
 class VariantVerdict(Frozen):
@@ -484,6 +495,8 @@ class Verdicts(Frozen):
     objective_cache: CacheState | None = None
     objective_levels: tuple[int, ...] = ()
     plan: str = "fixed"
+    refute_looks: tuple[int, ...] = ()
+    vouch_looks: tuple[int, ...] = ()
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
     variants: tuple[VariantVerdict, ...] = ()

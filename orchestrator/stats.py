@@ -27,7 +27,7 @@ ALPHA = 0.05
 MIN_VOUCH = 6  # boots: P(median within [min, max]) = 1 − 2^(1−n) passes 95 % at six; fewer miss a minority mode
 FURTHEST = 1_000_000  # boots beyond which a spread counts as being the tolerance itself
 MOST_SPLITS = 200_000  # of an exact permutation test
-MOST_TREND_POINTS = 1_000  # of one stratum of a Theil-Sen slope; longer ones are thinned evenly
+MOST_TREND_POINTS = 300  # of one stratum of a Theil-Sen slope; longer ones are thinned evenly
 
 Answer = Literal["REPRODUCES", "DOES_NOT_REPRODUCE", "UNDECIDED"]
 Interval = tuple[float, float]

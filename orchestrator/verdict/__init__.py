@@ -10,10 +10,12 @@ from orchestrator import stats
 from orchestrator.errors import UsageError
 from orchestrator.records import Series, VariantVerdict, Verdicts
 from orchestrator.verdict import wording
-from orchestrator.verdict.derive import Case, Derivation, changes, derive, exp, exp_interval, printed
+from orchestrator.verdict.adaptive import next_boots
+from orchestrator.verdict.case import Case, exp, exp_interval, printed
+from orchestrator.verdict.derive import Derivation, changes, derive
 from orchestrator.verdict.gather import series_from_records
 
-__all__ = ["explain", "judge", "printed", "series_from_records", "to_json"]
+__all__ = ["explain", "judge", "next_boots", "printed", "series_from_records", "to_json"]
 
 
 def judge(series: Series) -> Verdicts:
@@ -35,6 +37,8 @@ def judge(series: Series) -> Verdicts:
         objective_cache=ranking.cache,
         objective_levels=ranking.levels,
         plan=series.plan,
+        refute_looks=series.refute_looks,
+        vouch_looks=series.vouch_looks,
         refute_alpha=series.refute_alpha,
         vouch_alpha=series.vouch_alpha,
         variants=tuple(_variant(derived, case) for case in derived.cases),

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from orchestrator.plan import Plan
 from orchestrator.records import (
     STEPS,
     Answer,
@@ -32,13 +34,11 @@ COVARIATES = ("start_temperature_c",)  # facts of steps that may explain a drift
 def series_from_records(
     records: Iterable[AnyRecord],
     *,
+    plan: Plan | None = None,
     tolerance: float | None = None,
     production: str | None = None,
     variants: Sequence[str] | None = None,
     boots_planned: int | None = None,
-    plan: str = "fixed",
-    refute_alpha: float = 0.05,
-    vouch_alpha: float = 0.05,
 ) -> Series:
     """The series of one experiment's records.
 
@@ -47,13 +47,11 @@ def series_from_records(
 
     Args:
         records: The ledger's records.
+        plan: Its looks hold if it is adaptive; without it, or with a fixed one, there is one look, at all boots.
         tolerance: Default: that of the last campaign_started, as for the next three.
         production: The variant that is production's own setting.
         variants: In the order of the file.
         boots_planned: Boots a variant and cache state.
-        plan: The plan's name.
-        refute_alpha: α of this look for refuting; 0 where this look may not refute.
-        vouch_alpha: α of this look for vouching; 0 where this look may not vouch.
     """
     campaigns, boots = _read(records)
     last = campaigns[-1] if campaigns else None
@@ -76,10 +74,21 @@ def series_from_records(
         boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
         boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
         confounded=_differing(campaigns),
-        plan=plan,
-        refute_alpha=refute_alpha,
-        vouch_alpha=vouch_alpha,
+        **_looks(plan),
     )
+
+
+def _looks(plan: Plan | None) -> dict[str, Any]:
+    """What an adaptive plan has declared; a fixed one has a single look, at the end."""
+    if plan is None or plan.plan_name == "fixed":
+        return {}
+    return {
+        "plan": plan.plan_name,
+        "refute_looks": plan.looks.refute,
+        "vouch_looks": plan.looks.vouch,
+        "refute_alpha": plan.looks.refute_alpha,
+        "vouch_alpha": plan.looks.vouch_alpha,
+    }
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator import stats
 from orchestrator.records import BootResult, CellVerdict
-from orchestrator.verdict.derive import Case, Cell, Collapse, Derivation, Drop, changes, exp, exp_interval, printed
+from orchestrator.verdict.case import Case, Cell, Collapse, Drop, exp, exp_interval, printed
+from orchestrator.verdict.derive import Derivation, changes
 
 SHOWN = 6  # boots listed by their numbers; more are told by their range
 FAR = 100  # boots above which a number of further boots is no advice
@@ -336,7 +337,7 @@ def _cell(derived: Derivation, cell: Cell) -> list[str]:
         lines += [
             f"  sd of logs s = {verdict.spread:.4g}, tolerance τ = {series.tolerance:g}",
             f"  L = s·{low:.4g} = {verdict.spread_lower:.4g}, U = s·{high:.4g} = {verdict.spread_upper:.4g} (α = 0.05)",
-            *_look(derived, verdict, n),
+            *_look(derived, verdict),
             f"  {_decision(derived, verdict, n)}",
         ]
         apart = stats.modes(cell.logs, series.tolerance)
@@ -353,16 +354,16 @@ def _cell(derived: Derivation, cell: Cell) -> list[str]:
     return lines
 
 
-def _look(derived: Derivation, verdict: CellVerdict, n: int) -> list[str]:
-    """The bounds at the α of this look, where the plan has split it."""
+def _look(derived: Derivation, verdict: CellVerdict) -> list[str]:
+    """Which looks the plan allows, and which of them decided."""
     series = derived.series
-    if verdict.spread is None or (series.refute_alpha == stats.ALPHA and series.vouch_alpha == stats.ALPHA):
+    if not series.refute_looks and not series.vouch_looks:
         return []
-    parts = []
-    for name, index, alpha in (("L", 0, series.refute_alpha), ("U", 1, series.vouch_alpha)):
-        bound = verdict.spread * stats.spread_factors(n, alpha, alpha)[index] if alpha > 0 else None
-        parts.append(f"{name} = {bound:.4g} (α = {alpha:.3g})" if bound is not None else f"{name} not looked at")
-    return [f"  this look of plan {series.plan}: {', '.join(parts)}"]
+    refute = f"refute after {listed(map(str, series.refute_looks))} boots at α = {series.refute_alpha:.3g}"
+    vouch = f"vouch after {listed(map(str, series.vouch_looks))} boots at α = {series.vouch_alpha:.3g}"
+    allowed = [text for text, looks in ((refute, series.refute_looks), (vouch, series.vouch_looks)) if looks]
+    decided = f"settled after {verdict.decided_at}" if verdict.decided_at else "not settled yet"
+    return [f"  plan {series.plan} may {' and '.join(allowed)}: {decided}"]
 
 
 def _decision(derived: Derivation, verdict: CellVerdict, n: int) -> str:
