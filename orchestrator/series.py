@@ -35,6 +35,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def read_series(path: Path) -> Series:
     reading = _Reading(path.name)
     series = _from_csv(reading, text, path.stem) if path.suffix.lower() == ".csv" else _from_tree(reading, text, path)
     if reading.problems or series is None:
-        raise SeriesError(reading.problems, hint="`null` is measured and failed, `-` is not measured")
+        raise SeriesError(tuple(reading.problems), hint="`null` is measured and failed, `-` is not measured")
     return series
 
 
@@ -96,7 +97,7 @@ class _Reading:
 
     file: str
     document: yamlfile.Document | None = None
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, None] = field(default_factory=dict)
 
     def wrong(self, path: KeyPath, what: str, accepted: str | None = None) -> None:
         """Note one problem with what stands at `path`."""
@@ -105,13 +106,16 @@ class _Reading:
         self.note(f"{self.file}{line}: {where}{what}" + (f"; accepted: {accepted}" if accepted else ""))
 
     def note(self, problem: str) -> None:
-        """Note one problem, once."""
-        if problem not in self.problems:
-            self.problems.append(problem)
+        """Note one problem, once; what cannot be printed stands in it as an escape."""
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in problem)
+        self.problems.setdefault(shown)
 
 
 def _say(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else repr(value)
+    """What stands there, short enough for one line."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
@@ -157,8 +161,8 @@ class _Twice(dict[str, Any]):
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        names = [name for name, _ in pairs]
-        self.twice = tuple(name for name in self if names.count(name) > 1) if len(self) < len(names) else ()
+        times = Counter(name for name, _ in pairs)
+        self.twice = tuple(name for name, count in times.items() if count > 1)
 
 
 def _json(reading: _Reading, text: str) -> Any:
@@ -170,19 +174,21 @@ def _json(reading: _Reading, text: str) -> Any:
     except (RecursionError, ValueError) as error:  # nested without end; a whole number of thousands of digits
         reading.note(f"{reading.file}: not JSON that can be read: {type(error).__name__}")
         return None
-    _note_twice(reading, data, ())
+    _note_twice(reading, data)
     return data
 
 
-def _note_twice(reading: _Reading, data: Any, path: KeyPath) -> None:
-    if isinstance(data, _Twice):
-        for name in data.twice:
-            reading.wrong((*path, name), "given twice", "each key once")
-        for name, value in data.items():
-            _note_twice(reading, value, (*path, name))
-    elif isinstance(data, list):
-        for index, value in enumerate(data):
-            _note_twice(reading, value, (*path, index))
+def _note_twice(reading: _Reading, data: Any) -> None:
+    """Note every key that stands twice in an object; JSON may nest deeper than functions may call each other."""
+    left: list[tuple[Any, KeyPath]] = [(data, ())]
+    while left:
+        value, path = left.pop()
+        if isinstance(value, _Twice):
+            for name in value.twice:
+                reading.wrong((*path, name), "given twice", "each key once")
+            left += [(inner, (*path, name)) for name, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(inner, (*path, index)) for index, inner in enumerate(value)]
 
 
 # --- keys at the top -----------------------------------------------------------------------------------------------
