@@ -17,7 +17,7 @@ import orjson
 
 from orchestrator import client as http
 from orchestrator.client import PATHS, Answer, Cancelled, Client, Endpoint, Page, Target, completion_body
-from orchestrator.prompts import SANITY, Prompts, Scale, text
+from orchestrator.prompts import SANITY, Scale, text
 from orchestrator.records import RequestTiming
 from orchestrator.rulers import Window, with_logger
 from orchestrator.trial import Load, LoadLike, Trial, TrialResult, to_record_fields
@@ -65,16 +65,17 @@ def run_trial(
         seed: makes the prompts; two trials of one boot must differ in seed or concurrency, or prompts repeat.
         cancelled: asked every 20 ms; a reason ends the trial at once, invalid.
         deadline_s: the trial is over by then, whatever the server does.
-        scale: words per token of this server (see `calibrate`).
+        scale: words per token of this server (see `calibrate`); None: asked from its `/tokenize`, if it has one.
         prompts: the user's own prompts instead of generated ones.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
 
     async def main() -> TrialResult:
-        return await Trial(target, spec, concurrency, seed=seed, scale=scale or Scale(), own=prompts).run(
-            cancelled, deadline_s
-        )
+        began_s = time.monotonic()
+        measured = scale or await _scale(target, spec.endpoint, spec.input_tokens, began_s + deadline_s)
+        trial = Trial(target, spec, concurrency, seed=seed, scale=measured, own=prompts)
+        return await trial.run(cancelled, deadline_s - (time.monotonic() - began_s))
 
     return http.run(main())
 
@@ -93,24 +94,30 @@ def probe(
     scale: Scale | None = None,
     cancelled: Cancelled = _go_on,
 ) -> tuple[RequestTiming, ...]:
-    """Send `n` requests at once, each with a prompt of its own of about `prompt_tokens`; one timing each, in order.
+    """Send `n` requests at once, each with a prompt of its own; one timing each, in order, all over by `deadline_s`.
 
-    `sampling` is merged into each request (`{"temperature": 0.8, "top_p": 0.9}`). All are over by `deadline_s`.
+    Prompts of 256 tokens or more are fitted by the server's `/tokenize`, if it has one: at most `prompt_tokens`, and
+    hardly less. `sampling` is merged into each request (`{"temperature": 0.8, "top_p": 0.9}`).
     """
-    source = Prompts(f"{seed}/probe/{prompt_tokens}/{n}", prompt_tokens, scale or Scale())
-    bodies = [
-        completion_body(
-            target.model,
-            source[index],
-            endpoint=endpoint,
-            stream=stream,
-            output_tokens=output_tokens,
-            sampling=sampling,
-        )
-        for index in range(n)
-    ]
-    answers = http.run(_ask(target, endpoint, bodies, deadline_s, cancelled))
-    return tuple(answer.timing() for answer in answers)
+
+    async def main() -> list[Answer]:
+        until_s = time.monotonic() + deadline_s
+        seeds = [f"{seed}/probe/{prompt_tokens}/{n}/{index}" for index in range(n)]
+        said: list[str] = []
+
+        async def write() -> None:
+            said.extend(await _fitted(target, endpoint, seeds, prompt_tokens, scale=scale, until_s=until_s))
+
+        await _cancellable(write(), cancelled)
+        bodies = [
+            completion_body(
+                target.model, prompt, endpoint=endpoint, stream=stream, output_tokens=output_tokens, sampling=sampling
+            )
+            for prompt in said or seeds
+        ]
+        return await _ask(target, endpoint, bodies, until_s - time.monotonic(), cancelled)
+
+    return tuple(answer.timing() for answer in http.run(main()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,17 @@ class Greedy:
     def errors(self) -> tuple[str, ...]:
         """What went wrong, one an answer that failed."""
         return tuple(timing.error for timing in self.timings if timing.error is not None)
+
+    def to_facts(self) -> dict[str, Any]:
+        """For the sanity step's record."""
+        return {
+            "digest": self.digest,
+            "repetition": None if self.repetition is None else round(self.repetition, 4),
+            "tokens": list(self.tokens),
+            "characters": [len(said) for said in self.texts],
+            "texts": [said[:400] for said in self.texts],
+            "errors": list(self.errors),
+        }
 
 
 def greedy(
@@ -180,22 +198,61 @@ def calibrate(
     return http.run(_calibrate(target, endpoint, time.monotonic() + deadline_s, cancelled))
 
 
+_SIZES = (16, 272)  # words of the two texts that are counted
+_FITTED_FROM = 256  # tokens: below, a few more or fewer do not matter
+
+
 async def _calibrate(target: Target, endpoint: Endpoint, until_s: float, cancelled: Cancelled) -> Scale:
-    sizes = (16, 272)
-    texts = [text(f"calibrate/{size}", size) for size in sizes]
-    counts = [await _tokenize(target, endpoint, said, until_s) for said in texts]
-    if None in counts:
-        bodies = [
-            completion_body(target.model, said, endpoint=endpoint, stream=False, output_tokens=1) for said in texts
-        ]
-        left_s = until_s - time.monotonic()
-        answers = await _ask(target, endpoint, bodies, max(left_s, 0.1), cancelled)
-        counts = [answer.prompt_tokens if answer.ok else None for answer in answers]
+    texts = [text(f"calibrate/{size}", size) for size in _SIZES]
+    scale = await _scale(target, endpoint, _FITTED_FROM, until_s)
+    if scale.measured:
+        return scale
+    bodies = [completion_body(target.model, said, endpoint=endpoint, stream=False, output_tokens=1) for said in texts]
+    answers = await _ask(target, endpoint, bodies, max(until_s - time.monotonic(), 0.1), cancelled)
+    return _line([answer.prompt_tokens if answer.ok else None for answer in answers])
+
+
+async def _scale(target: Target, endpoint: Endpoint, tokens: int, until_s: float) -> Scale:
+    """The server's scale by its `/tokenize`; the default one for short prompts, or when it has none."""
+    if tokens < _FITTED_FROM:
+        return Scale()
+    counts: list[int | None] = []
+    for size in _SIZES:
+        counts.append(await _tokenize(target, endpoint, text(f"calibrate/{size}", size), until_s))
+        if counts[-1] is None:
+            return Scale()
+    return _line(counts)
+
+
+def _line(counts: Sequence[int | None]) -> Scale:
     small, large = counts
     if small is None or large is None or large <= small:
         return Scale()
-    per_word = (large - small) / (sizes[1] - sizes[0])
-    return Scale(per_word, max(0.0, small - per_word * sizes[0]), measured=True)
+    per_word = (large - small) / (_SIZES[1] - _SIZES[0])
+    return Scale(per_word, max(0.0, small - per_word * _SIZES[0]), measured=True)
+
+
+async def _fitted(
+    target: Target, endpoint: Endpoint, seeds: Sequence[str], tokens: int, *, scale: Scale | None, until_s: float
+) -> list[str]:
+    """One prompt a seed: `tokens` long by the scale, and never longer where the server counts them for us."""
+    if scale is None:
+        scale = await _scale(target, endpoint, tokens, until_s)
+    words = scale.words(tokens)
+    if not scale.measured or tokens < _FITTED_FROM:
+        return [text(seed, words) for seed in seeds]
+
+    async def fit(seed: str) -> str:
+        size, said = words, text(seed, words)
+        for _ in range(4):
+            count = await _tokenize(target, endpoint, said, until_s)
+            if count is None or 0.985 * tokens <= count <= tokens:
+                break
+            size = max(1, int(size * tokens / count * 0.995))
+            said = text(seed, size)
+        return said
+
+    return list(await asyncio.gather(*(fit(seed) for seed in seeds)))
 
 
 async def _tokenize(target: Target, endpoint: Endpoint, said: str, until_s: float) -> int | None:
@@ -247,7 +304,7 @@ async def _ask(
                 await one(index)
 
     try:
-        reason = await _cancellable(all_of_them(), cancelled)
+        reason = cancelled() or await _cancellable(all_of_them(), cancelled)
     finally:
         for connection in connections:
             connection.abort()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -103,18 +103,26 @@ def parse_labels(text: str) -> dict[str, str]:
     }
 
 
-def parse(text: str) -> Iterator[Sample]:
-    """Samples of one page, in order.
+def parse(text: str, names: Container[str] | None = None) -> Iterator[Sample]:
+    """Samples of one page, in order; with `names` only those so called, which is several times faster.
 
     Comments and lines that are no sample are passed over. A last line without its newline is not read: of half a page
     it may be half a number.
     """
+    if names is not None:
+        text = "".join(line + "\n" for line in text.split("\n")[:-1] if _may_be_in(names, line.partition("{")[0]))
     for name, labels, value in _LINE.findall(text):
         try:
             number = float(value)
         except ValueError:  # "1e", "+-1": not a number
             continue
-        yield Sample(name, labels, number)
+        if names is None or name in names:
+            yield Sample(name, labels, number)
+
+
+def _may_be_in(names: Container[str], head: str) -> bool:
+    """Whether a line with `head` before its first brace may be a sample of these names; rather too often than not."""
+    return head in names or head.partition(" ")[0] in names or head[:1] == " " or "\t" in head
 
 
 # --- samples → snapshot ----------------------------------------------------------------------------------------------
@@ -214,11 +222,12 @@ def _wanted() -> dict[str, str]:
 
 _WANTED = _wanted()
 _CREATED = {
-    name.removesuffix("_total") + "_created": name.removesuffix("_total") + "_created"
+    name.removesuffix("_total") + "_created"
     for family in NAMES.values()
     if family.kind != "gauge"
     for name in family.names
-} | {PROCESS_START: PROCESS_START}
+} | {PROCESS_START}
+_READ = _CREATED | _WANTED.keys()
 
 
 def snapshot(samples: Iterable[Sample], t_s: float, *, half_s: float = 0.0, at_s: float | None = None) -> Snapshot:
@@ -356,7 +365,7 @@ def read_page(url: str, status: int, content_type: str, body: bytes) -> str:
     text = body.decode("utf-8", "replace")
     if "html" in content_type.lower() or text.lstrip()[:1] == "<":
         raise BoxError(f"{url} answered HTML, no metrics: {excerpt(body)}", hint="does this port belong to the engine?")
-    if next(parse(text), None) is None:
+    if not _LINE.search(text):
         raise BoxError(f"{url} answered no sample in the Prometheus text format: {excerpt(body)}")
     return text
 
@@ -365,6 +374,11 @@ def excerpt(body: bytes, limit: int = 160) -> str:
     """The first characters of a body, on one line."""
     text = " ".join(body[: limit * 4].decode("utf-8", "replace").split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def read(text: str, t_s: float, *, half_s: float = 0.0, at_s: float | None = None) -> Snapshot:
+    """The snapshot of one page's text, without looking at what it does not need."""
+    return snapshot(parse(text, _READ), t_s, half_s=half_s, at_s=at_s)
 
 
 def fetch(base_url: str, timeout_s: float, *, api_key: str | None = None, path: str = "/metrics") -> Snapshot:
@@ -376,11 +390,19 @@ def fetch(base_url: str, timeout_s: float, *, api_key: str | None = None, path: 
     """
     url = base_url.rstrip("/").removesuffix("/v1") + path
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    body = bytearray()
+    sent_s = time.monotonic()
     try:
         # No proxies or .netrc from the environment: the ruler reads the box itself.
-        with httpx.Client(timeout=timeout_s, trust_env=False) as http:
-            sent_s = time.monotonic()
-            response = http.get(url, headers=headers)
+        with (
+            httpx.Client(timeout=timeout_s, trust_env=False) as http,
+            http.stream("GET", url, headers=headers) as response,
+        ):
+            for piece in response.iter_bytes():
+                body += piece
+                # httpx's time-out is for each read: a page that drips would never end.
+                if time.monotonic() - sent_s > timeout_s:
+                    raise Unreachable(f"{url} did not end within {timeout_s:g} s")
             ended_s, at_s = time.monotonic(), time.time()
     except httpx.TimeoutException as error:
         raise Unreachable(f"{url} gave no answer within {timeout_s:g} s") from error
@@ -389,5 +411,5 @@ def fetch(base_url: str, timeout_s: float, *, api_key: str | None = None, path: 
     except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
         raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
     half_s = (ended_s - sent_s) / 2
-    text = read_page(url, response.status_code, response.headers.get("content-type", ""), response.content)
-    return snapshot(parse(text), sent_s + half_s, half_s=half_s, at_s=at_s - half_s)
+    text = read_page(url, response.status_code, response.headers.get("content-type", ""), bytes(body))
+    return read(text, sent_s + half_s, half_s=half_s, at_s=at_s - half_s)

@@ -13,7 +13,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -163,10 +163,15 @@ _RECORD_FIELDS = (
 )
 
 
-def to_record_fields(result: TrialResult) -> dict[str, Any]:
-    """The fields of `records.TrialEnded` that a trial knows; the boot's own are the caller's."""
-    fields = {name: getattr(result, name) for name in _RECORD_FIELDS}
-    return fields | {"errors": dict(result.errors)}
+def to_record_fields(result: TrialResult, logger_samples: Iterable[tuple[float, float]] = ()) -> dict[str, Any]:
+    """The fields of `records.TrialEnded` that a trial knows; the boot's own are the caller's.
+
+    `logger_samples` are the engine's lines, (epoch seconds, tok/s), for the `logger` ruler (see `with_logger`).
+    """
+    fields = {name: getattr(result, name) for name in _RECORD_FIELDS} | {"errors": dict(result.errors)}
+    if result.window is not None:
+        fields["rulers"] = measure.with_logger(result.rulers, logger_samples, result.window)
+    return fields
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------
@@ -532,7 +537,7 @@ class Trial:
             self._invalid.append(f"no_counter: {error.what}")
             raise _Over from error
         offset = time.time() - time.monotonic()
-        return scrape.snapshot(scrape.parse(text), read.at_s, half_s=read.half_s, at_s=read.at_s + offset)
+        return scrape.read(text, read.at_s, half_s=read.half_s, at_s=read.at_s + offset)
 
     async def _snapshots(self, until_s: float) -> AsyncIterator[Snapshot]:
         """Snapshots until `until_s`, one at least, ever more slowly."""
