@@ -133,8 +133,7 @@ class Matrix(Frozen):
         Covered: all variants, concurrency, cache states, headroom, tolerance, the effective load and the deadlines
         that decide an outcome, and of the box what changes the engine. Not: boots, seed, `box:`, order, comments.
         """
-        canonical = json.dumps(_canonical(self, box or self.box), sort_keys=True, ensure_ascii=False, allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return hashlib.sha256(_json(_canonical(self, box or self.box)).encode()).hexdigest()
 
     def line_of(self, *keys: str | int) -> int:
         """The line (from 1) of a key, or of the nearest thing around it. Flags may be named as `flag_name` does."""
@@ -242,7 +241,7 @@ def differences(old_text: str, new: Matrix, box: str | None = None) -> tuple[str
         return (f"boxes.{name}: not there → there",)
     before, after = _flat(_canonical(old, name)), _flat(_canonical(new, name))
     changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
-    return tuple(f"{path}: {before.get(path, 'not set')} → {after.get(path, 'not set')}" for path in changed)
+    return tuple(f"{'.'.join(p)}: {before.get(p, 'not set')} → {after.get(p, 'not set')}" for p in changed)
 
 
 def newest_experiment(out: Path) -> Path | None:
@@ -372,23 +371,23 @@ def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
     }
 
 
-def _flat(canonical: Mapping[str, Any]) -> dict[str, str]:
-    """Canonical data as `key.path` → JSON, one entry a value that is named when it changes."""
-    flat: dict[str, str] = {}
+def _flat(canonical: Mapping[str, Any]) -> dict[tuple[str, ...], str]:
+    """Canonical data as key path → JSON, one entry for each value that is named when it changes."""
+    flat: dict[tuple[str, ...], str] = {}
     for section, value in canonical.items():
         if section == "variants":
             for name, body in value.items():
-                flat[f"variants.{name}"] = "there"
-                flat |= {f"variants.{name}.{key}": _words(inner) for key, inner in body.items()}
+                flat[section, name] = "there"
+                flat |= {(section, name, key): _json(inner) for key, inner in body.items()}
         elif isinstance(value, dict):
-            flat |= {f"{section}.{key}": _words(inner) for key, inner in value.items()}
+            flat |= {(section, key): _json(inner) for key, inner in value.items()}
         else:
-            flat[section] = _words(value)
+            flat[section,] = _json(value)
     return flat
 
 
-def _words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False)
 
 
 def _given(keys: LoadSpec | Deadlines) -> dict[str, Any]:
