@@ -142,6 +142,9 @@ class Engine(Protocol):
     def limits(self, argv: Sequence[str]) -> Limits:
         """What the flags say about the size of prompts and batches."""
 
+    def served_model(self, argv: Sequence[str]) -> str:
+        """The name under which a command serves its model; empty when the command names none."""
+
     def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int) -> int:
         """The length of the prompt that fills a whole prefill batch, tokens."""
 
@@ -405,6 +408,10 @@ class Vllm:
             max_model_len=_size(_one(flags, "max-model-len")),
             max_num_seqs=_size(_one(flags, "max-num-seqs")),
         )
+
+    def served_model(self, argv: Sequence[str]) -> str:
+        """See `Engine.served_model`."""
+        return _model(*parse_flags(split_program(argv)[1])) or ""
 
     def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int) -> int:
         """See `Engine.headroom_tokens`. The engine's own word on its batch goes before the flag."""
