@@ -79,7 +79,8 @@ class Sample(NamedTuple):
 # Possessive throughout: text that does not match fails in linear time.
 _LINE = re.compile(
     r"^[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:.]*+)[ \t]*+"  # name
-    r'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\[^\n])*+")*+)\}[ \t]*+)?'  # labels: braces may stand inside quotes
+    # Labels: anything may stand inside the quotes, braces and escaped quotes too.
+    r'(?:\{((?:[ \t,]*+[a-zA-Z_][a-zA-Z0-9_:.]*+[ \t]*+=[ \t]*+"(?:[^"\\\n]++|\\[^\n])*+")*+[ \t,]*+)\}[ \t]*+)?'
     r"(?<=[ \t}])([0-9.eE+-]++|[+-]?(?:[nN]a[nN]|[iI]nf(?:inity)?))"  # value
     r"(?:[ \t]++[0-9.eE+-]++)?"  # timestamp
     r"[ \t]*+(?:#[^\n]*+)?\r?\n",  # exemplar
