@@ -52,14 +52,14 @@ def write(view: View, folder: Path) -> tuple[Path, ...]:
 
 
 def _replace(path: Path, data: bytes) -> Path:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         # mkstemp makes private files; a report is for whoever may read its folder.
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
+        partial.chmod(0o644)
+        return partial.replace(path)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
-    return path

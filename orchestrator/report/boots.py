@@ -265,7 +265,9 @@ def _fact(value: object) -> str:
 def overhead_section(boots: Sequence[BootView]) -> Section | None:
     """Seconds of ours per boot, as a table of steps: neither the engine worked nor a load ran."""
     by_step: dict[str, list[float]] = defaultdict(list)
-    for boot in boots:
+    # A disturbed boot's time is the rig's, and its waiting for a clean slate would drown everything else.
+    counted = [boot for boot in boots if boot.counted]
+    for boot in counted:
         ours: dict[str, float] = defaultdict(float)
         for step in boot.steps:
             ours[step.name] += max(0.0, step.seconds - step.engine_s)
@@ -274,7 +276,7 @@ def overhead_section(boots: Sequence[BootView]) -> Section | None:
     if not by_step:
         return None
     rows = [_overhead_row(name, by_step[name]) for name in STEPS if name in by_step]
-    totals = [boot.ended.ours_s for boot in boots if boot.ended is not None and boot.ended.ours_s is not None]
+    totals = [boot.ended.ours_s for boot in counted if boot.ended is not None and boot.ended.ours_s is not None]
     sentences = ["Ours is every second of a boot in which neither the engine works, starts or dies nor a load runs."]
     if totals:
         rows.append(_overhead_row("whole boot", totals))
@@ -302,7 +304,7 @@ def _overhead_row(name: str, spent: Sequence[float]) -> tuple[str, ...]:
 
 
 def residuals(variants: Sequence[VariantView], boots: Sequence[BootView]) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Per variant: (position in the plan, mean over its levels of ln(value ÷ cell's centre)), refuted cells left out."""
+    """Per variant: (position in the plan, mean over its levels of ln(value ÷ cell's centre)), refuted cells not."""
     position = {boot.name: boot.position for boot in boots}
     found: dict[str, tuple[tuple[int, float], ...]] = {}
     for variant in variants:
@@ -354,4 +356,5 @@ def order_section(variants: Sequence[VariantView], boots: Sequence[BootView], co
 
 def _change(log: float, digits: int = 1) -> str:
     # Beyond a factor of e^9 a percentage says nothing, and the exponential may not be finite.
-    return f"{math.expm1(max(-9.0, min(9.0, log))) * 100:+.{digits}f} %"
+    percent = round(math.expm1(max(-9.0, min(9.0, log))) * 100, digits)
+    return f"{percent + 0.0:+.{digits}f} %"

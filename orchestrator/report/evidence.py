@@ -163,7 +163,7 @@ def _notes(reason: str, verdict: VariantVerdict, cells: Sequence[CellView], boot
         case "does_not_reproduce":
             for cell in cells:
                 if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE":
-                    yield f"{reason}: at concurrency {cell.verdict.concurrency} {cell.long}."
+                    yield f"{reason}: at {words.plural(cell.verdict.concurrency, 'stream')}: {cell.long}."
         case _:
             yield f"{words.clean(reason)}: {words.REASONS.get(reason, 'see the verdict')}."
 
@@ -198,15 +198,19 @@ def _error_notes(cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterat
             kinds = _errors(dict(errors.get(level, Counter())))
             kinds = "" if kinds == "failed" else f" ({kinds})"
             yield words.clean(
-                f"errors_under_load: at concurrency {level} {len(failed)} of {words.plural(len(tried), 'boot')} "
-                f"failed{kinds}."
+                f"errors_under_load: at {words.plural(level, 'stream')}, {len(failed)} of "
+                f"{words.plural(len(tried), 'boot')} failed{kinds}."
             )
 
 
 def _collapse_notes(boots: Sequence[BootView]) -> Iterator[str]:
+    rows = []
     for boot in boots:
         levels = boot.result.levels if boot.result is not None else ()
         values = [(one.concurrency, one.value) for one in levels if one.value is not None]
         if len(values) > 1:
-            row = ", ".join(f"{words.number(value)} at {level}" for level, value in sorted(values))
-            yield words.clean(f"collapses_with_concurrency: {boot.name} gave {row} tok/s.")
+            row = " → ".join(words.number(value) for _, value in sorted(values))
+            where = words.listing(str(level) for level, _ in sorted(values))
+            rows.append(f"{boot.name} {row} (at {where})")
+    if rows:
+        yield words.clean(f"collapses_with_concurrency: tok/s of all streams together, {'; '.join(rows)}.")

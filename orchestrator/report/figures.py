@@ -1,218 +1,43 @@
-"""Charts with matplotlib, without pyplot and without a display: PNG files, and SVG that a page can colour.
+"""The charts of a report: which there are, and what each draws. `canvas` puts them on paper and into pages.
 
-A figure is one or more panels; a PNG holds all of them, a page gets one SVG a panel, so that a phone can stack them.
-Variants differ by marker as well as by colour (Okabe and Ito's colour-blind safe palette). In SVG the colours are CSS
-variables: the page picks them for light and dark.
+A figure is one or more panels: a PNG holds all of them, a page gets one SVG a panel, so that a phone can stack them.
+Variants differ by marker as well as by colour.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from orchestrator.records import CacheState, Quantiles, TrialEnded
 from orchestrator.report import boots as boot_room
-from orchestrator.report import trials, words
+from orchestrator.report import canvas, trials, words
+from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
-DPI = 144
 NAME_LIMIT = 22
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 
 
-@dataclass(frozen=True, slots=True)
-class Ink:
-    """Colours of one rendering. `series` are the variants', cycled."""
-
-    text: str
-    muted: str
-    grid: str
-    paper: str
-    warn: str
-    series: tuple[str, ...]
-
-
-LIGHT = Ink(
-    text="#1b1f24",
-    muted="#59636e",
-    grid="#d8dee4",
-    paper="#ffffff",
-    warn="#b3261e",
-    series=("#0072b2", "#d55e00", "#009e73", "#a6498a", "#8a6100", "#3a8fc4", "#444c56"),
-)
-DARK = Ink(
-    text="#e6edf3",
-    muted="#9aa4af",
-    grid="#30363d",
-    paper="#12161b",
-    warn="#ff8f85",
-    series=("#56b4e9", "#ff8a4c", "#2cc79a", "#e59bc5", "#f0b93a", "#a3d5f7", "#c5ccd3"),
-)
-# Colours that no palette has: `as_svg` finds them in the finished SVG and puts the page's variables in their place.
-_PLACEHOLDERS = Ink(
-    text="#0a0b01",
-    muted="#0a0b02",
-    grid="#0a0b03",
-    paper="#0a0b04",
-    warn="#0a0b05",
-    series=tuple(f"#0a0c{place:02x}" for place in range(len(LIGHT.series))),
-)
-VARIABLES: Mapping[str, str] = {
-    _PLACEHOLDERS.text: "--ink",
-    _PLACEHOLDERS.muted: "--muted",
-    _PLACEHOLDERS.grid: "--grid",
-    _PLACEHOLDERS.paper: "--paper",
-    _PLACEHOLDERS.warn: "--warn",
-    **{colour: f"--s{place}" for place, colour in enumerate(_PLACEHOLDERS.series)},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One set of axes: its title, its size in inches, and what draws it."""
-
-    title: str
-    width: float
-    height: float
-    draw: Callable[[Axes, Ink], None]
-
-
-# --- output ---------------------------------------------------------------------------------------------------------
-
-
-def _style(ink: Ink) -> dict[str, object]:
-    return {
-        "font.size": 8.5,
-        "font.family": "sans-serif",
-        "svg.fonttype": "none",
-        "svg.hashsalt": "coldboot",
-        "text.color": ink.text,
-        "axes.labelcolor": ink.muted,
-        "axes.edgecolor": ink.grid,
-        "axes.titlecolor": ink.text,
-        "axes.titlesize": 9,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "xtick.color": ink.muted,
-        "ytick.color": ink.muted,
-        "grid.color": ink.grid,
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-    }
-
-
-def _figure(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | None, rehearsal: bool) -> Figure:
-    rows = math.ceil(len(panels) / columns)
-    width = columns * max(panel.width for panel in panels)
-    figure = Figure(
-        figsize=(width, rows * max(panel.height for panel in panels) + (0.45 if title else 0)), layout="constrained"
-    )
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for panel, one in zip(panels, axes, strict=False):
-        panel.draw(one, ink)
-        if panel.title:
-            one.set_title(panel.title)
-    for one in list(axes)[len(panels) :]:
-        one.set_axis_off()
-    if title is not None:
-        stamp = f"   {words.REHEARSAL}" if rehearsal else ""
-        figure.suptitle(
-            f"{title}{stamp}",
-            x=0.01,
-            ha="left",
-            fontweight="bold",
-            fontsize=11,
-            color=ink.warn if rehearsal else ink.text,
-        )
-    if rehearsal:
-        size = min(64.0, figure.get_figwidth() * 9)
-        figure.text(
-            0.5,
-            0.5,
-            words.REHEARSAL,
-            ha="center",
-            va="center",
-            rotation=18,
-            fontsize=size,
-            fontweight="bold",
-            color=ink.warn,
-            alpha=0.13,
-            zorder=0,
-        )
-    return figure
-
-
 def as_png(view: View, name: FigureName) -> bytes:
-    """All panels of one figure on white paper."""
-    panels = FIGURES[name](view)
+    """One figure as a PNG file."""
     section = next((one for one in view.sections if one.figure == name), None)
     title = f"{view.verdicts.experiment}: {section.title.lower() if section is not None else name}"
-    with mpl.rc_context(_style(LIGHT)):
-        columns = 1 if len(panels) == 1 else 2
-        figure = _figure(panels, columns, ink=LIGHT, title=words.clean(title, 90), rehearsal=view.rehearsal)
-        buffer = io.BytesIO()
-        # The stamp also stands in the file itself, for those who crop.
-        note = {"Software": "coldboot", "Comment": words.REHEARSAL if view.rehearsal else "measured"}
-        figure.savefig(buffer, format="png", dpi=DPI, facecolor=LIGHT.paper, metadata=note)
-    return buffer.getvalue()
+    return canvas.png(FIGURES[name](view), title, rehearsal=view.rehearsal)
 
 
 def as_svgs(view: View, name: FigureName) -> tuple[str, ...]:
-    """One SVG element a panel, ready to stand in a page: no prologue, ids of its own, colours as CSS variables."""
-    found = []
-    with mpl.rc_context(_style(_PLACEHOLDERS)):
-        for place, panel in enumerate(FIGURES[name](view)):
-            figure = _figure([panel], 1, ink=_PLACEHOLDERS, title=None, rehearsal=view.rehearsal)
-            buffer = io.StringIO()
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-            label = f"{panel.title or name}{f' ({words.REHEARSAL})' if view.rehearsal else ''}"
-            found.append(_inline(buffer.getvalue(), f"{name}{place}", label))
-    return tuple(found)
-
-
-def _inline(svg: str, key: str, label: str) -> str:
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(?::xlink)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
-    svg = re.sub(r'\b(id|href)="(#?)', rf'\1="\2{key}-', svg)
-    svg = svg.replace("url(#", f"url(#{key}-")
-    # The page's own face; sizes stay.
-    svg = re.sub(r"font: (?:(\d{3}|bold) )?([\d.]+)px [^;\"]*", _font, svg)
-    svg = re.sub(
-        r'^<svg[^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{_attribute(label)}">', svg
-    )
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return re.sub(r"\n\s*", "\n", svg)
-
-
-def _font(match: re.Match[str]) -> str:
-    weight = f"; font-weight: {match.group(1)}" if match.group(1) else ""
-    return f"font-size: {match.group(2)}px{weight}"
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    """One figure as SVG elements, one a panel."""
+    return canvas.svgs(FIGURES[name](view), name, rehearsal=view.rehearsal)
 
 
 # --- how a variant looks --------------------------------------------------------------------------------------------
@@ -226,6 +51,11 @@ def colour(variant: VariantView, ink: Ink) -> str:
 def marker(variant: VariantView) -> str:
     """A variant's marker shape; colours repeat after seven variants, markers after nine, pairs after 63."""
     return _MARKERS[variant.index % len(_MARKERS)]
+
+
+def dashes(variant: VariantView) -> Any:
+    """A rejected variant's line is broken; matplotlib's name or pattern for it."""
+    return (0, (4, 2)) if variant.verdict.verdict == "REJECTED" else "solid"
 
 
 def _name(text: str) -> str:
@@ -273,10 +103,11 @@ def _draw_boots(ax: Axes, ink: Ink, rows: Sequence[tuple[VariantView, CellView]]
     ax.grid(axis="x")
     ax.set_xlabel("tok/s (each mark is one boot)")
     for row, (variant, cell) in enumerate(rows):
-        _draw_cell(ax, ink, row, variant, cell, most)
+        _draw_cell(ax, ink, row, variant, cell)
 
 
-def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellView, most: float) -> None:
+def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellView) -> None:
+    most = ax.get_xlim()[1]
     paint, shape = colour(variant, ink), marker(variant)
     refuted = cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
     spots = [point for point in cell.points if point.value is not None]
@@ -315,7 +146,7 @@ def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellVie
     if lost:
         word = "died" if all(point.status == "died" for point in lost) else "failed"
         # Where boots have values the note goes to the right end, so that it covers none of them.
-        place, align = (most * 0.01, "left") if not spots else (most * 1.16, "right")
+        place, align = (most * 0.01, "left") if not spots else (most, "right")
         ax.text(
             place,
             row,
@@ -380,7 +211,7 @@ def _draw_throughput(
     for variant, mine in cells:
         paint, shape = colour(variant, ink), marker(variant)
         rejected = variant.verdict.verdict == "REJECTED"
-        line = (0, (4, 2)) if rejected else "solid"
+        line = dashes(variant)
         by_level = {cell.verdict.concurrency: cell for cell in mine}
         # A level without an estimate breaks the line: nothing is drawn through it.
         y = [by_level[level].verdict.estimate if level in by_level else None for level in levels]
@@ -423,6 +254,16 @@ def _draw_throughput(
     _legend(ax, ink, handles)
 
 
+def _log_where_wide(ax: Axes, values: Sequence[float]) -> None:
+    """From 0, or logarithmic where the largest value would press all others onto the axis."""
+    if min(values) > 0 and max(values) > 8 * min(values):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.set_ylim(0, max(values) * 1.1 or 1)
+
+
 def _latency(view: View) -> list[Panel]:
     groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
     for trial in trials.good(view.boots):
@@ -444,13 +285,11 @@ def _latency(view: View) -> list[Panel]:
         def draw(ax: Axes, ink: Ink) -> None:
             handles = []
             for variant, line in lines:
-                style = {"color": colour(variant, ink), "marker": marker(variant), "markersize": 5.0}
-                dashes = (0, (4, 2)) if variant.verdict.verdict == "REJECTED" else "solid"
-                ax.plot(
-                    [level for level, _ in line], [value for _, value in line], linestyle=dashes, linewidth=1.4, **style
-                )  # type: ignore[arg-type]
-                handles.append(Line2D([], [], linestyle=dashes, label=_name(variant.verdict.name), **style))  # type: ignore[arg-type]
-            ax.set_ylim(bottom=0)
+                style: dict[str, Any] = {"color": colour(variant, ink), "marker": marker(variant), "markersize": 5.0}
+                style["linestyle"] = dashes(variant)
+                ax.plot([level for level, _ in line], [value for _, value in line], linewidth=1.4, **style)
+                handles.append(Line2D([], [], label=_name(variant.verdict.name), **style))
+            _log_where_wide(ax, [value for _, line in lines for _, value in line])
             _levels(ax, view.concurrency)
             ax.set_ylabel("ms, median boot")
             _legend(ax, ink, handles)
@@ -604,7 +443,7 @@ def _order(view: View) -> list[Panel]:
             )
         ax.axhline(0, color=ink.muted, linewidth=0.8)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.1f} %"))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %"))
         ax.grid(axis="both")
         ax.set_xlabel("position in the plan")
         ax.set_ylabel("difference from the cell's centre")

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from orchestrator.records import VariantAnswer
-from orchestrator.report import figures, words
+from orchestrator.report import canvas, figures, words
 from orchestrator.report.model import View
 
 TEMPLATE = "report.html.j2"
@@ -33,7 +33,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(marks=MARKS, icons=ICONS, words=words, light=figures.LIGHT, dark=figures.DARK)
+    environment.globals.update(marks=MARKS, icons=ICONS, words=words, light=canvas.LIGHT, dark=canvas.DARK)
     return environment
 
 

@@ -131,7 +131,7 @@ class VariantView:
 
 @dataclass(frozen=True, slots=True)
 class BootView:
-    """One boot: the analysis's result (None where the boot does not count) and, where a ledger has them, its records."""
+    """One boot: the analysis's result (None where it does not count) and, where a ledger has them, its records."""
 
     name: str
     variant: str

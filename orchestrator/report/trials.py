@@ -14,7 +14,7 @@ from orchestrator.report.model import BootView, CellView, RulerRatio, Section, T
 
 Ruler = Literal["usage", "chunks", "words", "logger"]
 RULERS: dict[Ruler, str] = {
-    "usage": "the client's own count of tokens (`usage`)",
+    "usage": "the client's own count of tokens",
     "chunks": "counting SSE chunks",
     "words": "counting words",
     "logger": "the engine's log line",
@@ -67,7 +67,7 @@ def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
 
 
 def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> Section | None:
-    """The rulers beside the counter: which would have misled, by how much, and whether it would have changed the order."""
+    """The rulers beside the counter: which would have misled, by how much, and where about the order."""
     if not ratios:
         return None
     sentences = [
@@ -101,7 +101,7 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
     subject, over = name[0].upper() + name[1:], words.plural(len(ratios), "trial")
     if all(abs(ratio - 1) <= AGREES for ratio in ratios):
         worst = max(abs(ratio - 1) for ratio in ratios)
-        return f"{subject} agrees with the counter: within {worst * 100:.1f} % in {over}."
+        return f"{subject} agrees with the counter within {worst * 100:.2f} % in {over}."
     direction = "less" if middle < 1 else "more"
     span = f"× {min(ratios):.2f} to × {max(ratios):.2f}"
     return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."
@@ -197,9 +197,11 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
         return None
     steps, tokens = moved.count("S"), moved.count("A")
     sentences = (
-        "tok/s = A · S: A is tokens per step (1 + accepted ÷ drafts), S is steps per second of one stream.",
-        f"Between fastest and slowest boot S moved more in {steps} and A in {tokens} of "
-        f"{words.plural(len(moved), 'cell')}. S is the engine (memory, graphs, clocks); A is content and acceptance.",
+        "tok/s = A · S: A is tokens per step (1 + accepted ÷ drafts), S is steps per second of a stream.",
+        (
+            f"Between fastest and slowest boot S moved more in {steps} and A in {tokens} of "
+            f"{words.plural(len(moved), 'cell')}. S is the engine (memory, graphs, clocks); A is the content."
+        ),
     )
     columns = ("variant", "concurrency", "fastest", "slowest", "tok/s", "A", "S", "moved")
     table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6}))
@@ -238,7 +240,7 @@ def _moved(
 
 def excluded_section(boots: Sequence[BootView]) -> Section:
     """Everything that no estimate contains: invalid trials, disturbed and aborted boots. Never dropped in silence."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for boot in boots:
         variant = words.clean(boot.variant)
         if boot.result is None:
