@@ -47,11 +47,11 @@ def duration(value: object) -> float:
     return total
 
 
-_SECONDS_SCHEMA = {
-    "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9].*$"}],
-}
-Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), WithJsonSchema(_SECONDS_SCHEMA)]
-SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), WithJsonSchema(_SECONDS_SCHEMA)]
+_TEXT_SCHEMA = {"type": "string", "pattern": r"^\s*[0-9]"}
+_ABOVE_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _TEXT_SCHEMA]})
+_FROM_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, _TEXT_SCHEMA]})
+Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), _ABOVE_ZERO]
+SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), _FROM_ZERO]
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
 _POSITIVE = f"above 0: {DURATION}"

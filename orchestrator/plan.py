@@ -98,7 +98,7 @@ class Plan(Frozen):
     @property
     def blocks(self) -> int:
         """How many blocks there are."""
-        return max((boot.block for boot in self.boots_planned), default=0)
+        return self.boots_planned[-1].block if self.boots_planned else 0
 
 
 # --- planning ------------------------------------------------------------------------------------------------------
