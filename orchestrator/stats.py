@@ -466,17 +466,23 @@ def _thin(points: Sequence[tuple[float, float]]) -> np.ndarray:
 
 
 def _slopes(points: np.ndarray) -> np.ndarray:
-    one, other = np.triu_indices(len(points), k=1)
+    one, other = _pairs(len(points))
     run = points[other, 0] - points[one, 0]
     rise = points[other, 1] - points[one, 1]
     return np.asarray(rise[run != 0] / run[run != 0])
 
 
+@lru_cache(maxsize=64)
+def _pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    one, other = np.triu_indices(n, k=1)
+    return one, other
+
+
 def _sen_rank(parts: Sequence[np.ndarray], count: int, alpha: float) -> int:
     """From which end-rank the sorted slopes form the interval; 0 where there is none."""
-    tied = any(len(np.unique(part[:, axis])) < len(part) for part in parts for axis in (0, 1))
+    tied = any(len(set(column)) < len(part) for part in parts for column in part.T.tolist())
     if not tied and max(len(part) for part in parts) <= 60:
-        below = np.cumsum(_inversions(tuple(len(part) for part in parts)))
+        below = _inversions(tuple(len(part) for part in parts))
         return int(np.searchsorted(below, alpha / 2, side="right"))
     variance = sum(_kendall_variance(part) for part in parts)
     normal = float(special.ndtri(1 - alpha / 2))
@@ -485,12 +491,12 @@ def _sen_rank(parts: Sequence[np.ndarray], count: int, alpha: float) -> int:
 
 @lru_cache(maxsize=64)
 def _inversions(sizes: tuple[int, ...]) -> np.ndarray:
-    """Distribution of the number of discordant pairs when order means nothing, over independent strata."""
+    """P(at most so many discordant pairs) when order means nothing, over independent strata."""
     chances: np.ndarray = np.ones(1)
     for size in sizes:
         for place in range(2, size + 1):
             chances = np.convolve(chances, np.full(place, 1 / place))
-    return chances
+    return np.cumsum(chances)
 
 
 def _kendall_variance(points: np.ndarray) -> float:

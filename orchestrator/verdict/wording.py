@@ -130,7 +130,8 @@ def _errors(case: Case) -> str:
 
 def _winner(derived: Derivation, case: Case) -> str:
     ranking = derived.ranking
-    parts = [f"{case.name} wins with {_objective(derived, case)}{_failures(case)}"]
+    manner = " provisionally" if provisional(case) else ""
+    parts = [f"{case.name} wins{manner} with {_objective(derived, case)}{_failures(case)}"]
     if ranking.tied:
         others = [name for name in ranking.tied if name != case.name]
         parts.append(f"a tie with {listed(others)}, decided by {_tie_break(derived, case)}")
@@ -155,7 +156,7 @@ def _assurance(case: Case) -> str:
     wanted = [cell.more_boots for cell in open_cells]
     known = [more for more in wanted if more is not None]
     advice = f", {further(max(known))}" if len(known) == len(wanted) else ""
-    return f"provisional, {len(open_cells)} of {plural(len(case.cells), 'cell')} undecided{advice}{slow}"
+    return f"{len(open_cells)} of {plural(len(case.cells), 'cell')} undecided{advice}{slow}"
 
 
 def _compared(derived: Derivation, case: Case, *, dominated: bool) -> str:
@@ -255,10 +256,9 @@ def _outcome(derived: Derivation) -> str:
         return f"Nothing wins: {_no_winner(derived)}."
     case = derived.case(ranking.winner)
     assert case is not None
-    sure = provisional(case)
     contenders = [other.name for other in derived.cases if derived.answer(other) == "CONTENDER"]
     apart = f", not told apart from {listed(contenders)}" if contenders else ""
-    manner = ", provisionally," if sure else ""
+    manner = " provisionally" if provisional(case) else ""
     return f"{case.name} wins{manner} with {_objective(derived, case)}{apart}: {_assurance(case)}."
 
 
