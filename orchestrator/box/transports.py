@@ -78,6 +78,9 @@ class Transport(Protocol):
     user: str
     is_root: bool
 
+    def as_user(self, argv: Sequence[str], user: str | None) -> tuple[str, ...]:
+        """The argv by which this login runs `argv` as `user`. See `commands.Runner.as_user`."""
+
     def run(
         self,
         argv: Sequence[str],
