@@ -105,6 +105,10 @@ class _Reading:
         where = f"{say_path(path)}: " if path else ""
         self.note(f"{self.file}{line}: {where}{what}" + (f"; accepted: {accepted}" if accepted else ""))
 
+    def knows(self, path: KeyPath) -> bool:
+        """Whether the file's form has a problem at `path` already, such as a number that is too large."""
+        return self.document is not None and any(p.key == say_path(path) for p in self.document.problems)
+
     def note(self, problem: str) -> None:
         """Note one problem, once; what cannot be printed stands in it as an escape."""
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in problem)
@@ -365,7 +369,8 @@ def _check(reading: _Reading, path: KeyPath, value: Any) -> bool:
         reading.wrong(path, "a list inside of one boot: repeats within one boot are no boots", _VALUE_HELP)
         return False
     if not _is_number(value):
-        reading.wrong(path, f"{_say(value)} is no number", _VALUE_HELP)
+        if not reading.knows(path):
+            reading.wrong(path, f"{_say(value)} is no number", _VALUE_HELP)
         return False
     if not _is_finite(value):
         reading.wrong(path, f"{_say(value)} is not finite", _VALUE_HELP)
