@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 SCHEMA_VERSION = 1
 
 CacheState = Literal["cold", "clear", "warm", "as-is"]
+CACHE_STATES: tuple[CacheState, ...] = ("cold", "clear", "warm", "as-is")
 BootOutcome = Literal["completed", "crashed", "not_ready", "disturbed", "aborted"]
 CountedOutcome = Literal["completed", "crashed", "not_ready"]
 Outcome = Literal["startup_failure", "fatal", "benign"]

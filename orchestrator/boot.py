@@ -1,0 +1,634 @@
+"""The cold-boot cycle of one planned boot, as a generator of records.
+
+The steps stand in `_Boot.run` in their order. Each has a deadline and is a record; whatever happens in one of them, the
+last step (stop) is done and the boot has an outcome:
+
+completed    every level was measured (levels may have failed: the engine answered errors and lived on)
+crashed      the engine died, at whatever step
+not_ready    the engine lives but was not ready, or stopped answering, by the deadline
+disturbed    the rig's fault: no clean slate, not cold, the box's commands failed; the boot is repeated
+aborted      we were asked to stop
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import orjson
+
+from orchestrator import load
+from orchestrator.box import caches, facts
+from orchestrator.box.engines import Engine, Launch
+from orchestrator.box.services import Service, UnitFacts, UnitState
+from orchestrator.box.transports import Transport
+from orchestrator.errors import BoxError
+from orchestrator.interrupts import Interrupts
+from orchestrator.journal import Classifier
+from orchestrator.matrix import Deadlines, LoadSpec
+from orchestrator.records import (
+    AnyRecord,
+    BootEnded,
+    BootOutcome,
+    BootStarted,
+    CacheState,
+    Evidence,
+    JournalAnswered,
+    RequestTiming,
+    StepEnded,
+    StepName,
+    TrialEnded,
+)
+from orchestrator.redact import redact_argv, redact_env
+from orchestrator.watch import Watch
+
+HEALTH_EVERY_S = 0.02
+STATE_EVERY_S = 1.0
+GRACE_S = 15.0
+DISTURBED_TRIALS = 3
+SETTLING_BOOTS = 2
+GPU_IDLE_SLACK_MIB = 64
+
+
+class Planned(Protocol):
+    """What this room needs of a planned boot (`plan.PlannedBoot` has it)."""
+
+    @property
+    def boot(self) -> str:
+        """Its name, unique in the experiment."""
+
+    @property
+    def variant(self) -> str:
+        """The engine configuration."""
+
+    @property
+    def cache(self) -> CacheState:
+        """The cache state to start from."""
+
+    @property
+    def block(self) -> int:
+        """The block, from 1."""
+
+    @property
+    def position(self) -> int:
+        """The place in the plan, from 1."""
+
+    @property
+    def attempt(self) -> int:
+        """1, or more for a repeat."""
+
+
+@dataclass(slots=True)
+class GpuIdle:
+    """The box's idle level: the least memory used on each GPU, seen while nothing of ours ran."""
+
+    used_mib: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Everything that is the same for all boots of one campaign."""
+
+    transport: Transport
+    service: Service
+    engine: Engine
+    unit: UnitFacts
+    experiment: str
+    load: LoadSpec
+    deadlines: Deadlines
+    concurrency: tuple[int, ...]
+    headroom: bool
+    seed: int
+    boot_folder: Callable[[str], Path]
+    interrupts: Interrupts
+    cache_root: str | None = None
+    api_key: str | None = None
+    idle: GpuIdle = field(default_factory=GpuIdle)
+
+
+class _Ending(Exception):
+    """The boot ends here, with this outcome."""
+
+    def __init__(self, outcome: BootOutcome, why: str, *, died: bool = False) -> None:
+        super().__init__(why)
+        self.outcome: BootOutcome = outcome
+        self.why = why
+        self.died = died
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a step found out."""
+
+    detail: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    skipped: bool = False
+
+
+_Work = Generator[AnyRecord, None, _Done]
+
+
+def cycle(planned: Planned, launch: Launch, rig: Rig) -> Iterator[AnyRecord]:
+    """Boots once, measures, stops; yields each record when it is true.
+
+    Raises:
+        BoxError: the box was lost, after the boot's end is recorded as disturbed.
+    """
+    yield from _Boot(planned, launch, rig).run()
+
+
+class _Boot:
+    def __init__(self, planned: Planned, launch: Launch, rig: Rig) -> None:
+        self.planned = planned
+        self.launch = launch
+        self.rig = rig
+        self.folder = rig.boot_folder(planned.boot)
+        self.key: dict[str, Any] = {
+            "boot": planned.boot,
+            "variant": planned.variant,
+            "cache": planned.cache,
+            "block": planned.block,
+            "position": planned.position,
+            "attempt": planned.attempt,
+        }
+        self.begun = time.monotonic()
+        self.engine_s = 0.0
+        self.total_engine_s = 0.0
+        self.roots: caches.ColdRoots | None = None
+        self.watch: Watch | None = None
+        self.identity: UnitState | None = None
+        self.proof: str | None = None
+        self.target: load.Target | None = None
+
+    # --- the cycle -------------------------------------------------------------------------------------------------
+
+    def run(self) -> Iterator[AnyRecord]:
+        yield BootStarted(**self.key, command=redact_argv(self.launch.argv), env=redact_env(self.launch.env))
+        end = _Ending("completed", "every level was measured")
+        last: StepName | None = None
+        lost: BoxError | None = None
+        steps: tuple[tuple[StepName, Callable[[], _Work]], ...] = (
+            ("clean_slate", self.clean_slate),
+            ("cold", self.cold),
+            ("render", self.render),
+            ("start", self.start),
+            ("ready", self.ready),
+            ("first_request", self.first_request),
+            ("headroom", self.headroom),
+            ("sanity", self.sanity),
+            ("trials", self.trials),
+        )
+        for name, work in steps:
+            last = name
+            try:
+                yield from self.step(name, work)
+            except _Ending as ending:
+                end = ending
+                break
+        try:
+            yield from self.step("stop", lambda: self.stop(polite=end.outcome == "completed"))
+        except _Ending as ending:
+            end = end if end.outcome != "completed" else ending
+        except BoxError as error:
+            lost = error
+        yield from self.finish(end, last)
+        if lost is not None:
+            raise lost
+
+    def step(self, name: StepName, work: Callable[[], _Work]) -> Iterator[AnyRecord]:
+        """Runs one stage and yields its record; a box that fails disturbs the boot, except while stopping."""
+        begun = time.monotonic()
+        self.engine_s = 0.0
+
+        def record(outcome: str, detail: str | None, found: dict[str, Any]) -> StepEnded:
+            seconds = time.monotonic() - begun
+            engine_s = min(self.engine_s, seconds)
+            self.total_engine_s += engine_s
+            return StepEnded(
+                **self.key,
+                name=name,
+                seconds=round(seconds, 6),
+                engine_s=round(engine_s, 6),
+                outcome=outcome,
+                detail=detail,
+                facts=found,
+            )
+
+        try:
+            done = yield from work()
+        except _Ending as ending:
+            yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, {})
+            raise
+        except BoxError as error:
+            yield record("disturbed", str(error), {})
+            if name == "stop":
+                raise
+            raise _Ending("disturbed", f"{name}: {error.what}") from error
+        yield record("skipped" if done.skipped else "ok", done.detail, done.facts)
+
+    def finish(self, end: _Ending, last: StepName | None) -> Iterator[AnyRecord]:
+        """The journal's answer and the boot's end."""
+        if self.watch is not None:
+            yield JournalAnswered(**self.key, answer=self.watch.answer())
+        seconds = time.monotonic() - self.begun
+        yield BootEnded(
+            **self.key,
+            boot_outcome=end.outcome,
+            why=end.why,
+            step=None if end.outcome == "completed" else last,
+            died=end.died,
+            seconds=round(seconds, 6),
+            ours_s=round(max(0.0, seconds - self.total_engine_s), 6),
+            cache_proof=self.proof,
+        )
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def engine_time(self) -> Iterator[None]:
+        """What passes inside belongs to the engine: it starts, works, dies, or is under load."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.engine_s += time.monotonic() - begun
+
+    def cancelled(self) -> str | None:
+        """Why waiting and load must end now: an interruption or the engine's death."""
+        reason = self.rig.interrupts.reason
+        if reason is not None:
+            return reason
+        alarm = None if self.watch is None else self.watch.alarm
+        return None if alarm is None else f"the journal says {alarm.rule}"
+
+    def check(self) -> None:
+        """Raises the boot's ending when there is one: interrupted, dead, or the journal was lost."""
+        reason = self.rig.interrupts.reason
+        if reason is not None:
+            raise _Ending("aborted", reason)
+        if self.watch is None:
+            return
+        alarm = self.watch.alarm
+        if alarm is not None:
+            raise self.death(alarm)
+        if self.watch.broken is not None:
+            raise _Ending("disturbed", f"the journal could not be followed: {self.watch.broken.what}")
+
+    def death(self, alarm: Evidence) -> _Ending:
+        """The ending by a fatal entry; the journal is given a moment to finish its sentence."""
+        assert self.watch is not None
+        self.watch.settle(quiet_s=0.05, deadline_s=0.5)
+        answer = self.watch.answer()
+        return _Ending("crashed", f"{answer.cause} in {answer.phase}: {alarm.text[:300]}", died=True)
+
+    def check_unit(self) -> UnitState:
+        """The unit's state; raises when it is no longer the one that we started."""
+        state = self.rig.service.state()
+        if state.active_state in ("failed", "inactive") or (state.main_pid or 0) == 0:
+            if self.watch is not None:
+                self.watch.wait(1.0)
+                self.check()
+            raise _Ending(
+                "crashed",
+                f"the unit is {state.active_state} (result {state.result}, status {state.exit_status}) "
+                "and the journal names no cause",
+                died=True,
+            )
+        return state
+
+    def wait_for(self, ready: Callable[[], bool], *, deadline_s: float, every_s: float, late: _Ending) -> None:
+        """Waits until `ready`, racing it against death, interruption, the unit's exit and the deadline."""
+        end = time.monotonic() + deadline_s
+        look_at_unit = time.monotonic() + STATE_EVERY_S
+        while not ready():
+            self.check()
+            now = time.monotonic()
+            if now >= end:
+                raise late
+            if self.identity is not None and now >= look_at_unit:
+                self.check_unit()
+                look_at_unit = time.monotonic() + STATE_EVERY_S
+            if self.watch is None:
+                self.rig.interrupts.wait(every_s)
+            else:
+                self.watch.wait(every_s)
+
+    # --- the steps -------------------------------------------------------------------------------------------------
+
+    def clean_slate(self) -> _Work:
+        """Nothing of the engine is left: no process, no GPU memory, no listener."""
+        yield from ()
+        service = self.rig.service
+        if service.pids() or service.state().active_state not in ("inactive", "failed"):
+            with self.engine_time():
+                service.stop(kill=False, deadline_s=self.rig.deadlines.stop_s)
+        left: list[str] = []
+
+        def clean() -> bool:
+            left[:] = self.leftovers()
+            return not left
+
+        late = _Ending("disturbed", "no clean slate")
+        try:
+            self.wait_for(clean, deadline_s=self.rig.deadlines.clean_slate_s, every_s=0.2, late=late)
+        except _Ending as ending:
+            if ending is late:
+                raise _Ending("disturbed", f"no clean slate: {'; '.join(left)}") from None
+            raise
+        return _Done(facts={} if self.rig.idle.used_mib is None else {"gpu_idle_mib": list(self.rig.idle.used_mib)})
+
+    def leftovers(self) -> list[str]:
+        """What still stands in the way of a clean start, in words."""
+        left = []
+        pids = self.rig.service.pids()
+        if pids:
+            left.append(f"processes of the unit still run: {', '.join(map(str, pids))}")
+        if self.launch.port in facts.listening_ports(self.rig.transport):
+            left.append(f"port {self.launch.port} is taken")
+        left.extend(self.gpu_leftovers())
+        return left
+
+    def gpu_leftovers(self) -> list[str]:
+        gpus = facts.gpu_state(self.rig.transport)
+        if gpus is None:
+            return []
+        left = [f"process {pid} holds GPU memory" for pid in gpus.compute_pids]
+        idle = self.rig.idle
+        if idle.used_mib is None or len(idle.used_mib) != len(gpus.used_mib):
+            if not left:
+                idle.used_mib = gpus.used_mib
+            return left
+        for index, (used, floor) in enumerate(zip(gpus.used_mib, idle.used_mib, strict=True)):
+            if used > floor + GPU_IDLE_SLACK_MIB:
+                left.append(f"GPU {index} still has {used} MiB in use, {floor} MiB when idle")
+        idle.used_mib = tuple(min(pair) for pair in zip(gpus.used_mib, idle.used_mib, strict=True))
+        return left
+
+    def cold(self) -> _Work:
+        """Empty cache directories of this boot's own, or the state that the plan asks for."""
+        yield from ()
+        self.roots = caches.prepare(
+            self.rig.transport,
+            self.rig.unit,
+            self.rig.engine,
+            experiment=self.rig.experiment,
+            boot=self.planned.boot,
+            variant=self.planned.variant,
+            state=self.planned.cache,
+            root=self.rig.cache_root,
+        )
+        self.launch = replace(self.launch, env={**self.launch.env, **self.roots.env})
+        return _Done(self.roots.root, {"empty": self.roots.empty})
+
+    def render(self) -> _Work:
+        """Our own drop-in, and nothing of the user's."""
+        yield from ()
+        self.rig.service.install(self.launch)
+        return _Done()
+
+    def start(self) -> _Work:
+        """The journal's place is taken before the unit starts, so that no line is missed."""
+        yield from ()
+        service = self.rig.service
+        stream = service.follow(service.cursor())
+        self.watch = Watch(
+            stream,
+            Classifier(unit=self.rig.unit.name),
+            self.folder / "journal.jsonl",
+            self.rig.engine.logger_tokens_per_s,
+        )
+        self.watch.__enter__()
+        service.start()
+        self.identity = service.state()
+        return _Done(
+            facts={"invocation_id": self.identity.invocation_id, "main_pid": self.identity.main_pid},
+        )
+
+    def ready(self) -> _Work:
+        """/health answers 200 from what we asked for, raced against death and the deadline."""
+        yield from ()
+        assert self.watch is not None
+        host, port = self.rig.transport.reach(self.launch.port)
+        base_url = f"http://{host}:{port}"
+        with self.engine_time(), httpx.Client(base_url=base_url, timeout=2.0, trust_env=False) as client:
+            late = _Ending("not_ready", f"not ready after {self.rig.deadlines.ready_s:g} s")
+            self.wait_for(
+                lambda: _healthy(client, self.rig.engine.health_path),
+                deadline_s=self.rig.deadlines.ready_s,
+                every_s=HEALTH_EVERY_S,
+                late=late,
+            )
+        self.watch.mark("ready")
+        self.target = load.Target(
+            base_url=base_url, model=self.launch.model, api_key=self.launch.api_key or self.rig.api_key
+        )
+        self.identity = self.check_unit()
+        self.check_command()
+        timeline = self.watch.timeline()
+        self.proof = self.rig.engine.cache_proof(timeline, self.launch)
+        if self.planned.cache == "cold" and self.proof in ("loaded", "mixed"):
+            raise _Ending("disturbed", f"not cold: the engine's log says {self.proof} instead of compiled")
+        return _Done(facts={"cache_proof": self.proof, "timeline": timeline.model_dump(mode="json", exclude_none=True)})
+
+    def check_command(self) -> None:
+        """What really runs is what the matrix asked for."""
+        argv, _env = self.rig.service.effective()
+        if argv and argv != self.launch.argv:
+            extra = [word for word in argv if word not in self.launch.argv]
+            missing = [word for word in self.launch.argv if word not in argv]
+            raise _Ending("disturbed", f"another command runs: missing {missing}, not asked for {extra}")
+
+    def first_request(self) -> _Work:
+        """The first generated tokens, one short request of each sampling kind."""
+        yield from ()
+        assert self.watch is not None
+        seconds: dict[str, float] = {}
+        errors: list[str] = []
+        with self.engine_time():
+            for kind, sampling in (("greedy", {"temperature": 0.0}), ("sampled", {"temperature": 0.7, "top_p": 0.9})):
+                timings = self.probe(1, 16, sampling=sampling, deadline_s=self.rig.deadlines.first_request_s)
+                seconds[f"{kind}_s"] = round(timings[0].ended_at_s - timings[0].sent_at_s, 4)
+                errors += [timing.error for timing in timings if timing.error is not None]
+        if not errors:
+            self.watch.mark("served")
+        return _Done("; ".join(dict.fromkeys(errors)) or None, {"seconds": seconds})
+
+    def headroom(self) -> _Work:
+        """One prompt that fills a whole prefill batch, then as many at once as the highest concurrency."""
+        yield from ()
+        if not self.rig.headroom:
+            return _Done("switched off in matrix.yaml", skipped=True)
+        assert self.watch is not None
+        length = self.rig.engine.headroom_tokens(
+            self.launch, self.watch.timeline(), output_tokens=self.rig.load.headroom_tokens
+        )
+        found: dict[str, Any] = {"prompt_tokens": length}
+        errors: list[str] = []
+        with self.engine_time():
+            for count in sorted({1, max(self.rig.concurrency)}):
+                timings = self.probe(count, length, deadline_s=self.rig.deadlines.headroom_s)
+                failed = [timing.error for timing in timings if timing.error is not None]
+                found[f"at_{count}"] = {"answered": len(timings) - len(failed), "failed": len(failed)}
+                errors += failed
+        return _Done("; ".join(dict.fromkeys(errors)) or None, found)
+
+    def probe(
+        self, count: int, prompt_tokens: int, *, deadline_s: float, sampling: dict[str, float] | None = None
+    ) -> tuple[RequestTiming, ...]:
+        """Requests whose failure is looked into at once: did the engine die, or does it live on?"""
+        assert self.target is not None
+        timings = load.probe(
+            self.target,
+            endpoint=self.rig.load.endpoint,
+            prompt_tokens=prompt_tokens,
+            output_tokens=self.rig.load.headroom_tokens,
+            n=count,
+            seed=f"{self.rig.seed}/{self.planned.boot}/{prompt_tokens}/{count}/{sampling}",
+            deadline_s=deadline_s,
+            sampling=sampling,
+            cancelled=self.cancelled,
+        )
+        self.check()
+        if any(timing.error is not None for timing in timings):
+            self.lives()
+        return timings
+
+    def lives(self) -> None:
+        """After an error answer: returns when the engine serves again, raises when it died or stopped answering."""
+        assert self.target is not None
+        target = self.target
+
+        def serves() -> bool:
+            timing = load.probe(
+                target,
+                endpoint=self.rig.load.endpoint,
+                prompt_tokens=16,
+                output_tokens=1,
+                n=1,
+                seed=f"{self.planned.boot}/alive/{time.monotonic_ns()}",
+                deadline_s=GRACE_S,
+                sampling=None,
+                cancelled=self.cancelled,
+            )[0]
+            return timing.error is None
+
+        self.check_unit()
+        late = _Ending("not_ready", f"the engine answers no request any more ({GRACE_S:g} s after an error)")
+        self.wait_for(serves, deadline_s=GRACE_S, every_s=0.25, late=late)
+
+    def sanity(self) -> _Work:
+        """Three fixed greedy prompts: what a fast variant says is part of the record."""
+        yield from ()
+        assert self.target is not None
+        with self.engine_time():
+            said = load.greedy(
+                self.target,
+                endpoint=self.rig.load.endpoint,
+                output_tokens=self.rig.load.sanity_tokens,
+                deadline_s=self.rig.deadlines.sanity_s,
+                cancelled=self.cancelled,
+            )
+        self.check()
+        return _Done(facts=said.to_facts())
+
+    def trials(self) -> _Work:
+        """Levels ascending; a window that was disturbed is measured again, at most three times."""
+        for concurrency in self.rig.concurrency:
+            for attempt in range(1, DISTURBED_TRIALS + 2):
+                trial = self.trial(concurrency, attempt)
+                yield trial
+                self.check()
+                if trial.failed:
+                    with self.engine_time():
+                        self.lives()
+                if trial.valid or trial.failed:
+                    break
+        return _Done()
+
+    def trial(self, concurrency: int, attempt: int) -> TrialEnded:
+        """One load at one concurrency."""
+        assert self.target is not None
+        assert self.watch is not None
+        before = self.identity
+        with self.engine_time():
+            result = load.run_trial(
+                self.target,
+                self.rig.load,
+                concurrency=concurrency,
+                seed=f"{self.rig.seed}/{self.planned.boot}/{concurrency}/{attempt}",
+                cancelled=self.cancelled,
+                deadline_s=self.rig.deadlines.trial_s,
+            )
+        found = load.to_record_fields(result, self.watch.logger_samples())
+        reasons = list(found.pop("invalid_reasons"))
+        if self.watch.alarm is None and self.rig.interrupts.reason is None:
+            self.identity = self.rig.service.state()
+            reasons += _identity_changes(before, self.identity)
+        self.keep_requests(concurrency, attempt, result.timings)
+        valid = bool(found.pop("valid")) and not reasons
+        if not valid:
+            found["tokens_per_s"] = None
+        return TrialEnded(**self.key, **found, valid=valid, invalid_reasons=tuple(reasons))
+
+    def keep_requests(self, concurrency: int, attempt: int, timings: tuple[RequestTiming, ...]) -> None:
+        name = f"requests-c{concurrency}" + ("" if attempt == 1 else f".r{attempt - 1}") + ".jsonl"
+        lines = [orjson.dumps(timing, option=orjson.OPT_APPEND_NEWLINE) for timing in timings]
+        (self.folder / name).write_bytes(b"".join(lines))
+
+    def stop(self, *, polite: bool) -> _Work:
+        """Stops the unit: politely when it serves, by killing its cgroup when the boot is over or it still boots."""
+        yield from ()
+        if self.watch is not None:
+            self.watch.mark("stop_requested")
+        found: dict[str, Any] = {"polite": polite}
+        try:
+            if self.identity is not None or self.watch is not None:
+                with self.engine_time():
+                    begun = time.monotonic()
+                    self.rig.service.stop(kill=not polite, deadline_s=self.rig.deadlines.stop_s)
+                    found["exit_s"] = round(time.monotonic() - begun, 4)
+                    found |= self.memory_drain()
+        finally:
+            if self.watch is not None:
+                self.watch.settle(quiet_s=0.05, deadline_s=0.5)
+                self.watch.__exit__(None, None, None)
+        if self.roots is not None:
+            self.roots.remove()
+        return _Done(facts=found)
+
+    def memory_drain(self) -> dict[str, Any]:
+        """Seconds until the GPUs are back at the idle level; empty without GPUs."""
+        if self.rig.idle.used_mib is None:
+            return {}
+        begun = time.monotonic()
+        end = begun + self.rig.deadlines.clean_slate_s
+        while self.gpu_leftovers() and time.monotonic() < end:
+            self.rig.interrupts.wait(0.1)
+        return {"gpu_drained_s": round(time.monotonic() - begun, 4)}
+
+
+def _healthy(client: httpx.Client, path: str) -> bool:
+    try:
+        return client.get(path).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _identity_changes(before: UnitState | None, after: UnitState) -> list[str]:
+    """Why a window does not speak of one engine process."""
+    if before is None:
+        return ["the unit's identity is not known"]
+    return [
+        f"{name} changed during the window: {was} → {now}"
+        for name, was, now in (
+            ("InvocationID", before.invocation_id, after.invocation_id),
+            ("MainPID", before.main_pid, after.main_pid),
+            ("NRestarts", before.n_restarts, after.n_restarts),
+        )
+        if was != now
+    ]

@@ -1,0 +1,259 @@
+"""The commands, as Invoke tasks: parse, call one function, print, exit code.
+
+`tasks.py` in a checkout and the `coldboot` program outside of one offer these alike. Progress goes to stderr,
+results to stdout. Every failure on purpose is a `ColdbootError`, which knows its exit code; anything else is one line here and a
+traceback in a file.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import orjson
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.tasks import task
+from rich.console import Console
+
+from orchestrator import campaign, journal, report, verdict
+from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
+from orchestrator.gate import judge_production
+from orchestrator.ledger import BOOTS, read
+from orchestrator.matrix import duration, find_experiment, parse_boots
+from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
+from orchestrator.progress import make_listener
+from orchestrator.records import CACHE_STATES, Series, Verdicts
+from orchestrator.redact import redact_text
+from orchestrator.series import read_series
+
+DEFAULT_OUT = "artifacts"
+DEFAULT_MATRIX = "matrix.yaml"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text.rstrip("\n") + "\n")
+
+
+def _keep_traceback(name: str) -> Path:
+    with tempfile.NamedTemporaryFile("w", prefix=f"coldboot-{name}-", suffix=".log", delete=False) as file:
+        file.write(redact_text(traceback.format_exc()))
+    return Path(file.name)
+
+
+def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., None]]:
+    """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
+
+    def wrap(function: Callable[..., int]) -> Callable[..., None]:
+        @wraps(function)
+        def ended(*args: Any, **kwargs: Any) -> None:
+            try:
+                code = function(*args, **kwargs)
+            except ColdbootError as error:
+                _say(f"coldboot {function.__name__}: {redact_text(str(error))}")
+                code = error.exit_code
+            except KeyboardInterrupt:
+                _say(f"coldboot {function.__name__}: interrupted by Ctrl-C; nothing was changed")
+                code = INTERRUPTED
+            except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
+                where = _keep_traceback(function.__name__)
+                _say(f"coldboot {function.__name__}: unexpected {type(error).__name__}: {error}; details in {where}")
+                code = unexpected
+            if code != OK:
+                sys.exit(code)
+
+        return ended
+
+    return wrap
+
+
+def _seconds(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise UsageError(f"--{name}: {error}", hint="a duration, as 90s, 5min or 1h30m") from error
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise UsageError(f"--{name}: {text!r} is no whole number")
+    return int(text)
+
+
+def _plan_name(text: str | None) -> PlanName | None:
+    if text is not None and text not in LOOKS:
+        raise UsageError(f"--plan: {text!r}; accepted: {', '.join(LOOKS)}")
+    return text  # type: ignore[return-value]
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _series(folder: Path) -> Series:
+    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
+    return verdict.series_from_records(read(folder), plan=plan)
+
+
+def _print_verdicts(verdicts: Verdicts) -> None:
+    Console(highlight=False).print(report.table(verdicts))
+
+
+@task(
+    help={
+        "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
+        "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
+        "box": "a box of matrix.yaml",
+        "only": "these variants, separated by commas",
+        "cache": "cold (default), warm or as-is",
+        "budget": "start no boot that would end after this time, as 3h",
+        "seed": "of the order of boots and of the prompts",
+        "out": "where experiments are kept",
+        "experiment": "another name than the file's",
+        "drain": "wait so long for running requests, as 5min",
+        "yes": "the production service may be taken down",
+        "new": "begin afresh beside an experiment that cannot go on",
+        "dry-run": "print boots and commands, change nothing",
+        "matrix": "another file than matrix.yaml",
+    }
+)
+@command(unexpected=BOX)
+def matrix(
+    _context: Context,
+    boots: str | None = None,
+    plan: str | None = None,
+    box: str | None = None,
+    only: str | None = None,
+    cache: str | None = None,
+    budget: str | None = None,
+    seed: str | None = None,
+    out: str = DEFAULT_OUT,
+    experiment: str | None = None,
+    drain: str | None = None,
+    yes: bool = False,
+    new: bool = False,
+    dry_run: bool = False,
+    matrix: str = DEFAULT_MATRIX,
+) -> int:
+    """Boot every variant cold, N times, and measure: plan, boots, ledger."""
+    states = _names(cache)
+    if any(state not in CACHE_STATES for state in states):
+        raise UsageError(f"--cache: {cache!r}; accepted: {', '.join(CACHE_STATES)}")
+    options = campaign.Options(
+        matrix=Path(matrix),
+        out=Path(out),
+        boots=None if boots is None else parse_boots(boots),
+        plan=_plan_name(plan),
+        box=box,
+        only=_names(only),
+        cache=states,  # type: ignore[arg-type]
+        seed=_number("seed", seed),
+        experiment=experiment,
+        budget_s=_seconds("budget", budget),
+        drain_s=_seconds("drain", drain),
+        yes=yes,
+        new=new,
+    )
+    if dry_run:
+        print(campaign.dry_run(options))
+        return OK
+    with make_listener() as listener:
+        ended = campaign.run(options, listener, verdict.next_boots)
+    if ended.outcome == "was_complete":
+        print(f"{ended.folder} is complete; `invoke report` says what it means, more --boots adds to it")
+        return OK
+    _print_verdicts(verdict.judge(_series(ended.folder)))
+    if ended.outcome == "budget_spent":
+        _say(f"the budget is spent with {ended.boots_left} boots left; the same command goes on")
+    print(f"next: invoke report --experiment {ended.folder.name}" + ("" if out == DEFAULT_OUT else f" --out {out}"))
+    return ended.exit_code
+
+
+@task(
+    help={
+        "experiment": "its name (default: the newest)",
+        "out": "where experiments are kept",
+        "explain": "print the whole derivation of one variant's verdict",
+    }
+)
+@command(unexpected=USAGE)
+def report_(
+    _context: Context, experiment: str | None = None, out: str = DEFAULT_OUT, explain: str | None = None
+) -> int:
+    """Ledger to verdicts and report, in every format; needs no box."""
+    folder = find_experiment(Path(out), experiment)
+    series = _series(folder)
+    if explain is not None:
+        print(verdict.explain(series, explain))
+        return OK
+    verdicts = verdict.judge(series)
+    written = report.write(report.build_view(read(folder), series, verdicts, folder / BOOTS), folder / "report")
+    _print_verdicts(verdicts)
+    for path in written:
+        if path.suffix in (".html", ".md", ".json"):
+            print(path)
+    return OK
+
+
+@task(help={"experiment": "its name (default: the newest)", "out": "where experiments are kept"})
+@command(unexpected=USAGE)
+def gate(_context: Context, experiment: str | None = None, out: str = DEFAULT_OUT) -> int:
+    """Judge production for CI: 0 pass, 5 fail, 2 undecided."""
+    verdicts = verdict.judge(_series(find_experiment(Path(out), experiment)))
+    code, sentence = judge_production(verdicts)
+    print(sentence)
+    return code
+
+
+@task(help={"series": "hand-recorded boots: YAML, JSON or CSV", "json": "verdicts as JSON"})
+@command(unexpected=USAGE)
+def judge(_context: Context, series: str | None = None, json: bool = False) -> int:
+    """Verdicts on hand-recorded boots, by the same code as a campaign."""
+    if series is None:
+        raise UsageError("judge needs --series FILE", hint="examples/seed-series.yaml is one")
+    verdicts = verdict.judge(read_series(Path(series)))
+    if json:
+        sys.stdout.write(verdict.to_json(verdicts))
+        return OK
+    _print_verdicts(verdicts)
+    return OK
+
+
+@task(
+    help={
+        "journal": "journalctl -o json, export or short, or a plain log; - is standard input",
+        "json": "the answer as JSON",
+        "invocation": "answer this start, by its InvocationID",
+        "all": "answer every start, as a list",
+    }
+)
+@command(unexpected=USAGE)
+def classify(
+    _context: Context, journal_: str | None = None, json: bool = False, invocation: str | None = None, all: bool = False
+) -> int:
+    """What ended (or did not end) this start: outcome, phase, cause, evidence."""
+    if journal_ is None:
+        raise UsageError("classify needs --journal FILE")
+    said = journal.main_answer(journal_, invocation=invocation, every=all)
+    if json:
+        sys.stdout.buffer.write(orjson.dumps(said.value, option=orjson.OPT_APPEND_NEWLINE))
+    else:
+        print(said.text)
+    return OK
+
+
+NAMESPACE = Collection()
+NAMESPACE.add_task(matrix)
+NAMESPACE.add_task(report_, name="report")
+NAMESPACE.add_task(gate)
+NAMESPACE.add_task(judge)
+NAMESPACE.add_task(classify)
