@@ -8,6 +8,7 @@ processes. Never by a name. There is no production here: nothing runs before a c
 
 from __future__ import annotations
 
+import posixpath
 import time
 import uuid
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class ProcessService:
             home=home,
             active=False,
             enabled=None,
+            cache_root=posixpath.join(home, posixpath.dirname(self._dir), "caches"),
         )
 
     def _base(self, home: str) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -22,7 +22,8 @@ class UnitFacts:
     """What is there before we change anything; our own drop-in never counts.
 
     `argv` and `env` are what the unit itself asks for. `environment_files` override `Environment=`, so ours has to be
-    one too where they exist. `main_pid` is None when it does not run.
+    one too where they exist. `main_pid` is None when it does not run. `cache_root` is where cold caches go unless the
+    box says otherwise; None: below `home`.
     """
 
     name: str
@@ -37,6 +38,7 @@ class UnitFacts:
     main_pid: int | None = None
     environment_files: tuple[str, ...] = ()
     our_drop_in: bool = False
+    cache_root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

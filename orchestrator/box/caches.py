@@ -1,0 +1,227 @@
+"""The cache state that a boot starts from: how it is made, how it is proven, and what is cleaned up.
+
+Every cold boot has empty directories of its own for every store of the engine; production's caches are never touched.
+They lie below one root that is ours by a marker file: a directory that exists, is not empty and has no marker is
+refused, and so are `/`, a home directory and whatever resolves to one. All of it is done as the user of the service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from orchestrator.box.engines import Carried, Engine
+from orchestrator.box.transports import Transport
+from orchestrator.box.unit import COMMAND_S, UnitFacts
+from orchestrator.errors import BoxError, CommandFailed, UsageError
+from orchestrator.records import CacheState
+
+MARKER = ".coldboot"
+AS_USER = ("sh", "-s")
+"""The one command that runs as the service's user: a script on standard input, so that sudoers can name it."""
+
+_REFUSED = "coldboot-refused: "
+_REMOVE_S = 300.0
+
+# Functions of every script. `enter ROOT` goes into the root, physically, and marks it as ours.
+_PRELUDE = f"""
+set -u
+refuse() {{ printf '%s%s\\n' {shlex.quote(_REFUSED)} "$1" >&2; exit 3; }}
+enter() {{
+  mkdir -p -m 0700 -- "$1" 2>/dev/null || refuse "cannot make $1 as $(id -un)"
+  cd -P -- "$1" || refuse "cannot enter $1"
+  here=$(pwd -P)
+  case $here in
+    / | /home | /root | /tmp | /var | /var/tmp | /usr | /etc | /opt | /srv | /run | /dev/shm)
+      refuse "$here is no place for caches" ;;
+  esac
+  for each in "${{HOME:-/}}" "$home"; do
+    [ "$here" != "$(cd -P -- "$each" 2>/dev/null && pwd -P)" ] || refuse "$here is a home directory"
+  done
+  if [ ! -f {MARKER} ]; then
+    [ -z "$(ls -A)" ] || refuse "$here is not empty and not ours (no file {MARKER} in it)"
+    printf 'caches of coldboot; all of it may be removed while no campaign runs\\n' >{MARKER} ||
+      refuse "cannot write in $here"
+  fi
+}}
+gone() {{
+  [ -e "$1" ] || [ -L "$1" ] || return 0
+  rm -rf -- "./$1" 2>/dev/null || {{ chmod -R u+rwX -- "./$1"; rm -rf -- "./$1"; }} || refuse "cannot remove $here/$1"
+}}
+copy() {{
+  [ -d "$1" ] || return 0
+  mkdir -p -- "$2" && {{ cp -a --reflink=auto -- "$1/." "$2/" 2>/dev/null || cp -R -p "$1/." "$2/"; }}
+}}
+"""
+_COLD = """
+enter "$root"
+for old in b-*; do gone "$old"; done
+mkdir -m 0700 -- "$tag" || refuse "cannot make $here/$tag"
+for name in $names; do mkdir -p -- "$tag/$name"; done
+[ -z "$(find "$tag" ! -type d)" ] || refuse "$here/$tag is not empty"
+printf '%s\\n' "$here"
+"""
+_WARM = """
+enter "$root"
+for name in $names; do mkdir -p -- "$tag/$name"; done
+printf '%s\\n' "$here"
+"""
+_SWEEP = """
+[ -d "$root" ] || exit 0
+cd -P -- "$root" && [ -f .coldboot ] || exit 0
+here=$(pwd -P)
+for old in b-* w-* carried; do gone "$old"; done
+rm -f .coldboot; cd / && rmdir -- "$here" 2>/dev/null
+exit 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdRoots:
+    """What one boot starts from. `root` is None when nothing was made; `empty` is None where that was not asked for."""
+
+    root: str | None
+    empty: bool | None
+    env: dict[str, str]
+    _transport: Transport | None = field(default=None, repr=False)
+    _user: str | None = None
+    _script: str = field(default="", repr=False)
+
+    def remove(self) -> None:
+        """Takes the directories of this boot away and keeps what is no compile cache. A second call changes nothing.
+
+        Raises:
+            BoxError: something of it is left.
+        """
+        if self._script and self._transport is not None:
+            _run(self._transport, self._user, self._script, timeout_s=_REMOVE_S)
+
+
+def prepare(
+    transport: Transport,
+    unit: UnitFacts,
+    engine: Engine,
+    *,
+    experiment: str,
+    boot: str,
+    variant: str,
+    state: CacheState,
+    root: str | None = None,
+) -> ColdRoots:
+    """Make the cache state of one boot.
+
+    `cold`: empty directories of its own; what an earlier boot left below this root is removed. `warm`: directories that
+    all boots of the variant share. `as-is`: nothing.
+
+    Args:
+        transport: the box.
+        unit: whose caches, and as which user.
+        engine: which stores there are.
+        experiment: names the directories, with `boot` or `variant`.
+        boot: the boot's name.
+        variant: the variant's name.
+        state: the cache state.
+        root: where to make them; None: the unit's own place, else `~/.cache/coldboot` of the service's user.
+
+    Raises:
+        UsageError: a root that is not usable, or a state that is not offered.
+        BoxError: the box failed.
+    """
+    if state == "as-is":
+        return ColdRoots(None, None, {})
+    if state == "clear":
+        raise UsageError("cache: clear is not offered yet", hint="cache: cold starts from empty caches as well")
+    place = cache_place(unit, root)
+    key = f"{experiment}\0{boot}" if state == "cold" else f"{experiment}\0{variant}"
+    tag = ("b-" if state == "cold" else "w-") + hashlib.sha256(key.encode()).hexdigest()[:10]
+    names = sorted(path.removeprefix("@/") for path in engine.cold_env("@").values())
+    carried = "".join(_copies(each, unit, tag) for each in engine.carried)
+    _check_sockets(engine, engine.cold_env(f"{place}/{tag}"), f"{place}/{tag}")
+    made = _run(
+        transport,
+        unit.user,
+        _assigned(home=unit.home, root=place, tag=tag, names=" ".join(names))
+        + (_COLD if state == "cold" else _WARM)
+        + carried,
+    )
+    directory = f"{made.strip().splitlines()[-1]}/{tag}"
+    env = engine.cold_env(directory)
+    _check_sockets(engine, env, directory)
+    keep = "".join(
+        f"copy {shlex.quote(f'{tag}/{each.target}')} {shlex.quote(f'carried/{each.target}')}\n"
+        for each in engine.carried
+    )
+    removal = _assigned(home=unit.home, root=place, tag=tag) + 'enter "$root"\n' + keep + 'gone "$tag"\n'
+    cold = state == "cold"
+    return ColdRoots(directory, cold or None, env, transport, unit.user, removal if cold else "")
+
+
+def sweep(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> None:
+    """Remove everything below the root that is ours, and the root; for the end of a campaign, and after a killed one.
+
+    Raises:
+        BoxError: something of it is left.
+    """
+    _run(transport, unit.user, _assigned(home=unit.home, root=cache_place(unit, root)) + _SWEEP, timeout_s=_REMOVE_S)
+
+
+def cache_place(unit: UnitFacts, root: str | None) -> str:
+    """The root of this unit's directories: units of one machine do not share one.
+
+    Raises:
+        UsageError: it is not absolute, or goes up by `..`.
+    """
+    base = root or unit.cache_root or f"{unit.home}/.cache/coldboot"
+    path = PurePosixPath(base)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 3:
+        raise UsageError(
+            f"cache_root {base!r} cannot be used", hint="an absolute path at least two levels deep, without `..`"
+        )
+    return f"{path}/{re.sub(r'[^A-Za-z0-9_.@-]', '_', unit.name.removesuffix('.service')) or 'unit'}"
+
+
+def _copies(carried: Carried, unit: UnitFacts, tag: str) -> str:
+    """Script lines that bring over what is no compile cache: production's, then what earlier boots made."""
+    source = f"{unit.home}/{carried.source}"
+    for name, suffix in carried.variables:
+        if unit.env.get(name):
+            source = f"{unit.env[name]}/{suffix}".rstrip("/")
+            break
+    target = shlex.quote(f"{tag}/{carried.target}")
+    return f"copy {shlex.quote(source)} {target}\ncopy {shlex.quote(f'carried/{carried.target}')} {target}\n"
+
+
+def _check_sockets(engine: Engine, env: dict[str, str], directory: str) -> None:
+    limit, tmp = engine.socket_limit, env.get("TMPDIR", "")
+    if limit is not None and len(tmp.encode()) > limit:
+        raise UsageError(
+            f"the cache directory {directory} is too long: the engine makes sockets in its TMPDIR, which may have "
+            f"{limit} bytes and would have {len(tmp.encode())}",
+            hint="give the box a shorter `cache_root:`",
+        )
+
+
+def _assigned(**values: str) -> str:
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def _run(transport: Transport, user: str | None, script: str, *, timeout_s: float = COMMAND_S) -> str:
+    try:
+        return transport.run(AS_USER, input=_PRELUDE + script, timeout_s=timeout_s, as_user=user).stdout
+    except CommandFailed as error:
+        refusals = [line for line in error.tail.splitlines() if line.startswith(_REFUSED)]
+        if error.status != 3 or not refusals:
+            raise
+        what = refusals[-1].removeprefix(_REFUSED)
+        raise BoxError(
+            f"the caches of this boot: {what}", hint="give the box a `cache_root:` of our own, with room on its disk"
+        ) from error
+
+
+def sudo_needs(unit: UnitFacts, login: str) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """(user, command) that the login must be allowed when the service runs as somebody else."""
+    return () if unit.user == login else ((unit.user, AS_USER),)
