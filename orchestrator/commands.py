@@ -1,8 +1,8 @@
 """The commands, as Invoke tasks: parse, call one function, print, exit code.
 
 `tasks.py` in a checkout and the `coldboot` program outside of one offer these alike. Progress goes to stderr,
-results to stdout. Every failure on purpose is a `ColdbootError`, which knows its exit code; anything else is one line here and a
-traceback in a file.
+results to stdout. Every failure on purpose is a `ColdbootError`, which knows its exit code; anything else is one line
+here and a traceback in a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import campaign, journal, report, verdict
+from orchestrator import campaign, journal, report, survey, verdict
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
 from orchestrator.gate import judge_production
 from orchestrator.ledger import BOOTS, read
@@ -148,7 +148,7 @@ def matrix(
     states = _names(cache)
     if any(state not in CACHE_STATES for state in states):
         raise UsageError(f"--cache: {cache!r}; accepted: {', '.join(CACHE_STATES)}")
-    options = campaign.Options(
+    options = survey.Options(
         matrix=Path(matrix),
         out=Path(out),
         boots=None if boots is None else parse_boots(boots),
@@ -164,7 +164,7 @@ def matrix(
         new=new,
     )
     if dry_run:
-        print(campaign.dry_run(options))
+        print(survey.dry_run(options))
         return OK
     with make_listener() as listener:
         ended = campaign.run(options, listener, verdict.next_boots)

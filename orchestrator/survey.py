@@ -1,0 +1,315 @@
+"""Before a box is changed: what shall be done (`Design`), what stands there (`Site`), and both in words.
+
+Nothing here changes anything, on either side. Every problem of the input is found here, before consent is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from orchestrator import scrape
+from orchestrator.box import facts
+from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
+from orchestrator.box.services import Service, UnitFacts, make_service
+from orchestrator.box.transports import Transport, connect
+from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError
+from orchestrator.ledger import read
+from orchestrator.matrix import BoxSpec, Matrix, Variant, differences, load_matrix, select
+from orchestrator.plan import (
+    PLAN_FILE,
+    Plan,
+    PlanName,
+    PlannedBoot,
+    experiment_folder,
+    extend,
+    make_plan,
+    read_plan,
+    remaining,
+)
+from orchestrator.progress import hours
+from orchestrator.records import AnyRecord, BootEnded, CacheState, CampaignEnded, CampaignStarted, ProductionState
+from orchestrator.redact import redact_argv
+
+DEFAULT_BOOTS = 3
+ISOLATED_PORTS = range(18080, 18980)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of `invoke matrix`; None where the matrix decides."""
+
+    matrix: Path
+    out: Path
+    boots: int | Literal["auto"] | None = None
+    plan: PlanName | None = None
+    box: str | None = None
+    only: tuple[str, ...] = ()
+    cache: tuple[CacheState, ...] = ()
+    seed: int | None = None
+    experiment: str | None = None
+    budget_s: float | None = None
+    drain_s: float | None = None
+    yes: bool = False
+    new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What shall be done, before any box is touched."""
+
+    matrix: Matrix
+    box: BoxSpec
+    folder: Path
+    plan: Plan
+    records: tuple[AnyRecord, ...]
+    only: tuple[str, ...]
+
+    def todo(self, records: tuple[AnyRecord, ...] | None = None) -> tuple[PlannedBoot, ...]:
+        """The boots that are still wanted."""
+        return remaining(self.plan, self.records if records is None else records, variants=self.only or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What stands on the box, read without changing anything."""
+
+    transport: Transport
+    service: Service
+    engine: Engine
+    unit: UnitFacts
+    launches: dict[str, Launch]
+    changes: dict[str, int]
+    production: ProductionState
+    fingerprint: dict[str, str | None]
+    rehearsal: bool
+    has_production: bool
+    own: Launch | None
+
+    @property
+    def production_variant(self) -> str | None:
+        """The variant that changes nothing."""
+        return next((name for name, count in self.changes.items() if count == 0), None)
+
+
+def prepare(options: Options) -> Design:
+    """Matrix, folder and plan of the experiment; refuses to go on with what was begun otherwise.
+
+    Raises:
+        MatrixError: matrix.yaml is not usable.
+        ExperimentChanged: the experiment began with something else.
+    """
+    matrix = select(
+        load_matrix(options.matrix),
+        box=options.box,
+        cache=options.cache or None,
+        experiment=options.experiment,
+        seed=options.seed,
+    )
+    only = tuple(variant.name for variant in select(matrix, options.only or None).variants)
+    folder = experiment_folder(options.out, matrix, new=options.new)
+    if not (folder / PLAN_FILE).exists():
+        boots = options.boots or matrix.boots or (None if options.plan else DEFAULT_BOOTS)
+        plan = make_plan(matrix, boots, plan_name=options.plan)
+        return Design(matrix, matrix.target, folder, plan, (), only)
+    plan = read_plan(folder / PLAN_FILE)
+    _refuse_changes(options, matrix, folder, plan)
+    wanted = matrix.boots if options.boots is None else options.boots
+    if isinstance(wanted, int) and isinstance(plan.boots, int) and wanted > plan.boots:
+        plan = extend(plan, wanted)
+    if any(state not in plan.cache for state in matrix.cache):
+        plan = extend(plan, max(1, plan.boots if isinstance(plan.boots, int) else 1), cache=matrix.cache)
+    return Design(matrix, matrix.target, folder, plan, read(folder), only)
+
+
+def _refuse_changes(options: Options, matrix: Matrix, folder: Path, plan: Plan) -> None:
+    changed = list(differences((folder / "matrix.yaml").read_text(encoding="utf-8"), matrix))
+    if options.seed is not None and options.seed != plan.seed:
+        changed.append(f"seed: {plan.seed} → {options.seed}")
+    if changed:
+        raise ExperimentChanged(
+            f"{folder} began with another matrix: " + "; ".join(changed),
+            hint="--new starts afresh beside it; or take the change back to go on",
+        )
+
+
+def survey(design: Design, transport: Transport) -> Site:
+    """Reads what is on the box and composes every variant; changes nothing.
+
+    Raises:
+        MatrixError: variants that cannot be composed, all at once.
+        BoxError: no such unit, no access.
+    """
+    matrix, box = design.matrix, design.box
+    state = design.folder.absolute() / "box"
+    service = make_service(transport, box, state)
+    engine = ENGINES[box.engine]
+    unit = service.describe()
+    port = isolated_port(transport, box)
+    launches: dict[str, Launch] = {}
+    problems: list[str] = []
+    for variant in matrix.all_variants:
+        composed = engine.compose(
+            unit.argv,
+            variant,
+            host="127.0.0.1" if box.isolate else None,
+            port=port if box.isolate else None,
+            program=box.program,
+        )
+        if isinstance(composed, Launch):
+            env = engine.own_env(state=str(state / "engine"), time_scale=box.time_scale) | box.env | composed.env
+            launches[variant.name] = replace(composed, env=env)
+        else:
+            problems += [_problem(matrix, variant, problem) for problem in composed]
+    if problems:
+        raise MatrixError(problems)
+    rehearsal = engine.rehearsal or any(is_rehearsal(launch.argv) for launch in launches.values())
+    return Site(
+        transport=transport,
+        service=service,
+        engine=engine,
+        unit=unit,
+        launches=launches,
+        changes={name: engine.changes(unit.argv, launch) for name, launch in launches.items()},
+        production=_production_before(design.records) or service.production(),
+        fingerprint=facts.fingerprint(transport, program=next(iter(launches.values())).argv),
+        rehearsal=rehearsal,
+        has_production=box.service != "process",
+        own=_own(engine, unit, box),
+    )
+
+
+def _own(engine: Engine, unit: UnitFacts, box: BoxSpec) -> Launch | None:
+    """Production's own command, where it listens and under which name; None when its command cannot be read."""
+    composed = engine.compose(unit.argv, Variant(name="production"), host=None, port=None)
+    if not isinstance(composed, Launch):
+        return None
+    return composed if box.port is None else replace(composed, port=box.port)
+
+
+def isolated_port(transport: Transport, box: BoxSpec) -> int:
+    """A port of the campaign's own, so that production's clients cannot reach a variant."""
+    if not box.isolate and box.port is not None:
+        return box.port
+    if box.isolate_port is not None:
+        return box.isolate_port
+    taken = facts.listening_ports(transport)
+    # Two rehearsals on one machine begin their search apart, so that they do not meet between look and bind.
+    start = (os.getpid() * 7) % len(ISOLATED_PORTS)
+    ports = (*ISOLATED_PORTS[start:], *ISOLATED_PORTS[:start])
+    return next(port for port in ports if port not in taken)
+
+
+def _problem(matrix: Matrix, variant: Variant, problem: Problem) -> str:
+    keys = problem.key[1:] if problem.key[:1] == ("set",) else problem.key
+    return matrix.problem("variants", variant.name, *keys, what=problem.what)
+
+
+def _production_before(records: tuple[AnyRecord, ...]) -> ProductionState | None:
+    """What an interrupted campaign found before its first change; None when the last one restored it."""
+    found: ProductionState | None = None
+    for record in records:
+        if isinstance(record, CampaignStarted):
+            found = found or record.production
+        elif isinstance(record, CampaignEnded) and record.restored:
+            found = None
+    return found
+
+
+def check_fingerprint(records: tuple[AnyRecord, ...], fingerprint: dict[str, str | None]) -> None:
+    """Refuses to add boots of another machine, driver or engine to an experiment.
+
+    Raises:
+        ExperimentChanged: names each fact that differs.
+    """
+    begun = next((record for record in records if isinstance(record, CampaignStarted)), None)
+    if begun is None:
+        return
+    names = sorted(set(begun.fingerprint) | set(fingerprint))
+    changed = [
+        f"{name}: {begun.fingerprint.get(name)} → {fingerprint.get(name)}"
+        for name in names
+        if begun.fingerprint.get(name) != fingerprint.get(name)
+    ]
+    if changed:
+        raise ExperimentChanged(
+            "the box is not what the experiment began with: " + "; ".join(changed),
+            hint="boots of both must not be pooled; --new starts afresh beside it",
+        )
+
+
+def downtime_s(design: Design) -> float:
+    """How long production will be away, from what earlier boots took, else from a rough guess per boot."""
+    took = [record.seconds for record in design.records if isinstance(record, BootEnded) and record.seconds]
+    spec = design.matrix.effective_load()
+    guess = 180.0 + len(design.matrix.concurrency) * (spec.window_s + spec.warmup_s + 10)
+    return len(design.todo()) * (sum(took) / len(took) if took else guess)
+
+
+def announcement(design: Design, site: Site) -> str:
+    """What a campaign will do to a production service, said before it is done."""
+    state = "running" if site.production.active else "not running"
+    running = running_requests(site)
+    lines = [
+        f"{site.unit.name} on {site.transport.name} is {state}"
+        + (f", {running:g} requests are in it now" if running else "")
+        + ". This campaign takes it down:",
+        (
+            f"  {len(design.todo())} boots of {len(site.launches)} variants, about {hours(downtime_s(design))} of downtime;"
+            f" the engine listens on 127.0.0.1:{next(iter(site.launches.values())).port} meanwhile."
+        ),
+        *(f"  {action.text}" for action in site.service.install_actions(next(iter(site.launches.values())))),
+        f"  Afterwards, and {hours(design.box.dead_man_s)} after this program's death, the service is as it is now.",
+    ]
+    return "\n".join(lines)
+
+
+def running_requests(site: Site) -> float | None:
+    """Requests that production serves at this moment; None when it cannot be asked."""
+    if site.own is None or not site.unit.active or site.unit.our_drop_in:
+        return None
+    host, port = site.transport.reach(site.own.port)
+    try:
+        return scrape.fetch(f"http://{host}:{port}", timeout_s=5).busy
+    except ColdbootError:
+        return None
+
+
+def dry_run(options: Options) -> str:
+    """The plan with its commands, from a look at the box that changes nothing."""
+    design = prepare(options)
+    transport = connect(design.box)
+    try:
+        site = survey(design, transport)
+        return _dry_text(design, site)
+    finally:
+        transport.close()
+
+
+def _dry_text(design: Design, site: Site) -> str:
+    lines = [
+        f"experiment {design.matrix.experiment} on box {design.box.name} ({site.transport.name})"
+        + (", REHEARSAL" if site.rehearsal else ""),
+        (
+            f"{len(design.todo())} boots left of {len(design.plan.boots_planned)}, seed {design.plan.seed}, "
+            f"about {hours(downtime_s(design))}"
+        ),
+        "",
+        "boots, in order:",
+    ]
+    block = 0
+    for boot in design.todo():
+        if boot.block != block:
+            block = boot.block
+            lines.append(f"  block {block}")
+        lines.append(f"    {boot.boot}")
+    for name, launch in site.launches.items():
+        lines += [
+            "",
+            f"{name}: {site.changes[name]} flags differ from production",
+            f"  {' '.join(redact_argv(launch.argv))}",
+        ]
+        lines += [f"  {action.text}" for action in site.service.boot_actions(launch)]
+    return "\n".join(lines)
