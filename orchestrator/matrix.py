@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.matrix_check import flag_name, suggestion
 from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, duration
 from orchestrator.records import CacheState, Frozen
-from orchestrator.yamlfile import Document, decode, load_yaml, parse
+from orchestrator.yamlfile import Document, Problem, decode, load_yaml, parse, say_path
 
 __all__ = [
     "BoxSpec",
@@ -26,6 +26,7 @@ __all__ = [
     "FlagValue",
     "LoadSpec",
     "Matrix",
+    "UnitCheck",
     "Variant",
     "differences",
     "duration",
@@ -141,13 +142,21 @@ class Matrix(Frozen):
 
     def problem(self, *keys: str | int, what: str, accepted: str | None = None) -> str:
         """A line for `MatrixError` about a key of this file, found out later (by the unit, by the box)."""
-        where = ".".join(str(key) for key in keys)
-        after = f"; accepted: {accepted}" if accepted else ""
-        return f"{self.path}:{self.line_of(*keys)}: {where}: {what}{after}"
+        return Problem(self.line_of(*keys), say_path(keys), what, accepted).say(str(self.path))
 
 
-def load_matrix(path: Path) -> Matrix:
+UnitCheck: TypeAlias = Callable[[BoxSpec, Variant], Iterable[tuple[tuple[str, ...], str]]]
+"""What is wrong with a variant on a box's unit: keys below the variant, and what."""
+
+
+def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | None = None) -> Matrix:
     """Read matrix.yaml.
+
+    Args:
+        path: The file.
+        box: The box for `unit_check`; default: the file's own.
+        unit_check: Is asked about each variant that can be read, whatever else is wrong with the file, so that what
+            only the unit knows (a flag that it does not have to unset) is said together with all the rest.
 
     Raises:
         MatrixError: it cannot be used; holds every problem, each `file:line: key: what is wrong; accepted: …`.
@@ -168,7 +177,9 @@ def load_matrix(path: Path) -> Matrix:
         line = raw.count(b"\n", 0, error.start) + 1
         what = f"byte 0x{raw[error.start]:02x} is not UTF-8; accepted: text in UTF-8"
         raise MatrixError([f"{path}:{line}: {what}"]) from error
-    return _read(text, path, files=True)
+    document = parse(text)
+    more = [] if unit_check is None else list(_unit_problems(document, path, box, unit_check))
+    return _read(document, text, path, files=True, more=more)
 
 
 def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
@@ -177,7 +188,7 @@ def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
     Raises:
         MatrixError: it cannot be used.
     """
-    return _read(text, path, files=False)
+    return _read(parse(text), text, path, files=False)
 
 
 def select(
@@ -278,9 +289,8 @@ def _ledgers(out: Path) -> list[Path]:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def _read(text: str, path: Path, *, files: bool) -> Matrix:
-    document = parse(text)
-    problems = list(document.problems)
+def _read(document: Document, text: str, path: Path, *, files: bool, more: Sequence[Problem] = ()) -> Matrix:
+    problems = [*document.problems, *more]
     if isinstance(document.data, dict) and document.data:
         problems += matrix_check.check(document, path.stem)
         if files:
@@ -292,6 +302,29 @@ def _read(text: str, path: Path, *, files: bool) -> Matrix:
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
         raise MatrixError([problem.say(str(path)) for problem in ordered])
     return _build(document, text, path)
+
+
+def _unit_problems(document: Document, path: Path, box: str | None, unit_check: UnitCheck) -> Iterator[Problem]:
+    """What the unit says about the variants that can be read, if the box can."""
+    if not isinstance(document.data, dict):
+        return
+    data = matrix_check.plain_data(document)
+    wrong = [problem.key for problem in matrix_check.check(document, path.stem)]
+    wrong += [problem.key for problem in matrix_check.check_files(document, path.parent)]
+    boxes, variants = data.get("boxes"), data.get("variants")
+    if not isinstance(boxes, dict) or not isinstance(variants, dict):
+        return
+    name = box or data.get("box") or next(iter(boxes), None)
+    if not isinstance(name, str) or not isinstance(boxes.get(name), dict):
+        return
+    if any(key.startswith(f"boxes.{name}.") for key in wrong):
+        return
+    spec = _box(name, BoxKeys.model_validate_json(json.dumps(boxes[name]), strict=True), path.parent)
+    for variant, body in variants.items():
+        if isinstance(body, dict | None) and not any(key.startswith(f"variants.{variant}.") for key in wrong):
+            for below, what in unit_check(spec, _variant(document, variant, body or {})):
+                keys = ("variants", variant, *below)
+                yield Problem(_line_of(document, keys), say_path(keys), what)
 
 
 def _build(document: Document, text: str, path: Path) -> Matrix:

@@ -169,6 +169,7 @@ def _show(value: Any, mark: Mark) -> str:
     if isinstance(value, list):
         return "an empty list" if not value else "a list"
     written = mark.text if mark.text is not None else str(value)
+    written = written if len(written) <= 60 else f"{written[:57]}…"
     return f"`{written}`" if mark.plain else f'"{written}" (text)'
 
 

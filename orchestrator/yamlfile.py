@@ -65,10 +65,11 @@ class Problem:
     accepted: str | None = None
 
     def say(self, filename: str) -> str:
-        """`file:line: key: what is wrong; accepted: …`, on one line."""
+        """`file:line: key: what is wrong; accepted: …`, on one line; what cannot be printed stands as an escape."""
         key = f"{self.key}: " if self.key else ""
         accepted = f"; accepted: {self.accepted}" if self.accepted else ""
-        return f"{filename}:{self.line}: {key}{self.what}{accepted}"
+        said = f"{key}{self.what}{accepted}"
+        return f"{filename}:{self.line}: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
 
 
 def say_path(path: KeyPath) -> str:

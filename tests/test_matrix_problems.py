@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import USAGE, MatrixError, ProblemsError
-from orchestrator.matrix import load_matrix, load_yaml, parse_matrix
+from orchestrator.matrix import _unit_problems, load_matrix, load_yaml, parse_matrix
 from orchestrator.yamlfile import MAX_NODES, parse
 
 GOOD = """\
@@ -79,6 +80,55 @@ def test_a_problem_is_one_line_with_what_is_accepted():
     assert the_problem(GOOD + "boots: 0\n") == (
         "matrix.yaml:7: boots: `0` is not accepted; accepted: a whole number, 1 to 1000, or auto"
     )
+
+
+def test_a_problem_stays_one_printable_line_whatever_stands_in_the_file():
+    wrong = the_problem(GOOD + 'experiment: "a\\nb\\e[31m"\n')
+    assert wrong.startswith(r'matrix.yaml:7: experiment: "a\nb\x1b[31m" (text) is not accepted;')
+    assert "…" in the_problem(f"{GOOD}cache: {'x' * 10_000}\n")
+    assert len(the_problem(f"{GOOD}cache: {'x' * 10_000}\n")) < 200
+
+
+def test_what_only_the_unit_knows_is_said_with_all_the_rest(tmp_path):
+    path = tmp_path / "matrix.yaml"
+    path.write_text("""\
+boots: 0
+boxes: {a: {service: process, program: [engine, --there, "1"]}}
+variants:
+  good: {unset: [there]}
+  wrong:
+    env: {A: 1}
+    unset: [gone]
+  unreadable: {unset: [gone], x: null}
+  wrong: {}
+""")
+    asked = []
+
+    def unit_check(box, variant):
+        asked.append((box.name, variant.name, variant.env))
+        return [(("unset",), f"there is no `{flag}`") for flag in variant.unset if f"--{flag}" not in box.program]
+
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(path, unit_check=unit_check)
+    assert asked == [("a", "good", {}), ("a", "wrong", {"A": "1"})]
+    assert [problem.removeprefix(f"{path}:").split(";")[0] for problem in caught.value.problems] == [
+        "1: boots: `0` is not accepted",
+        "7: variants.wrong.unset: there is no `gone`",
+        "8: variants.unreadable.x: nothing (null) is no value of a flag",
+        "9: variants.wrong: given twice (first in line 5)",
+    ]
+
+
+def test_the_unit_is_asked_about_the_box_of_the_command_line_and_not_about_one_that_cannot_be_read(tmp_path):
+    path = tmp_path / "matrix.yaml"
+    path.write_text("box: a\nboxes: {a: {unit: a}, b: {unit: b}, c: {unit: 1}}\nvariants: {x: {}}\n")
+    asked = []
+    for box in (None, "b", "c", "nowhere"):
+        with pytest.raises(MatrixError, match=r"boxes\.c\.unit: `1` is not accepted"):
+            load_matrix(path, box=box, unit_check=lambda box, _: asked.append(box.name) or ())
+    assert asked == ["a", "b"]
+    path.write_text("box: a\nboxes: {a: {unit: a}}\nvariants: {x: {}}\n")
+    assert load_matrix(path, unit_check=lambda *_: ()).box == "a"
 
 
 # --- one at a time: the whole file is good but for one line --------------------------------------------------------
@@ -375,14 +425,16 @@ def test_no_text_whatever_breaks_the_reader(text):
     assert document.problems or document.marks or document.data is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["boxes", "variants", "load", "unit", "unset", "env", "cache", "concurrency", "a"]),
+                st.sampled_from(
+                    ["boxes", "variants", "load", "unit", "unset", "env", "cache", "concurrency", "box", "a"]
+                ),
                 inner,
                 max_size=4,
             )
@@ -392,7 +444,9 @@ def test_no_text_whatever_breaks_the_reader(text):
 )
 def test_no_data_whatever_ends_in_anything_but_a_matrix_or_its_problems(data):
 
+    text = json.dumps(data)
+    list(_unit_problems(parse(text), Path("matrix.yaml"), None, lambda *_: ()))
     try:
-        parse_matrix(json.dumps(data))
+        parse_matrix(text)
     except MatrixError as error:
         assert all(problem.startswith("matrix.yaml:") for problem in error.problems)  # noqa: PT017 - either is fine
