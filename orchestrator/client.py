@@ -331,7 +331,9 @@ class Answer:
 
     def _close_body(self, at_s: float, *, whole: bool) -> None:
         body = bytes(self.body)
-        if self.status is not None and 300 <= self.status < 400:
+        if self.status is None:
+            self.fail("cut_stream", "connection lost inside the head of the answer")
+        elif 300 <= self.status < 400:
             self.fail("redirect", f"{self.status} to {self.headers.get(b'location', b'?').decode('latin-1')}")
         elif self.status != 200:
             self.fail(f"http_{self.status}", _body_message(body))
