@@ -44,7 +44,7 @@ from orchestrator.records import (
     StepName,
     TrialEnded,
 )
-from orchestrator.redact import redact_argv, redact_env
+from orchestrator.redact import redact_argv, redact_env, redact_text
 from orchestrator.watch import Watch
 
 HEALTH_EVERY_S = 0.02
@@ -284,7 +284,9 @@ class _Boot:
         assert self.watch is not None
         self.watch.settle(quiet_s=0.05, deadline_s=0.5)
         answer = self.watch.answer()
-        return _Ending("crashed", f"{answer.cause} in {answer.phase}: {alarm.text[:300]}", died=True)
+        # The alarm is the first entry that says the engine is dead; the answer's first evidence says what killed it.
+        root = answer.evidence[0] if answer.evidence else alarm
+        return _Ending("crashed", f"{answer.cause} in {answer.phase}: {redact_text(root.text)[:300]}", died=True)
 
     def check_unit(self) -> UnitState:
         """The unit's state; raises when it is no longer the one that we started."""
