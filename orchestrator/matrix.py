@@ -6,6 +6,7 @@ The keys are in `matrix_keys`, the checks in `matrix_check`, YAML itself in `yam
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -309,8 +310,12 @@ def _unit_problems(document: Document, path: Path, box: str | None, unit_check: 
     if not isinstance(document.data, dict):
         return
     data = matrix_check.plain_data(document)
-    wrong = [problem.key for problem in matrix_check.check(document, path.stem)]
-    wrong += [problem.key for problem in matrix_check.check_files(document, path.parent)]
+    checks = (
+        document.problems,
+        matrix_check.check(document, path.stem),
+        matrix_check.check_files(document, path.parent),
+    )
+    wrong = [problem.key for problem in itertools.chain(*checks)]
     boxes, variants = data.get("boxes"), data.get("variants")
     if not isinstance(boxes, dict) or not isinstance(variants, dict):
         return

@@ -52,6 +52,7 @@ _ABOVE_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0
 _FROM_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, _TEXT_SCHEMA]})
 Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), _ABOVE_ZERO]
 SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), _FROM_ZERO]
+_ENV_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
 
 _POSITIVE = f"above 0: {DURATION}"
@@ -178,7 +179,9 @@ class BoxKeys(Keys):
         "an absolute path",
         pattern=r"^/",
     )
-    env: dict[str, str] = key({}, "Environment of the engine on this box, for every variant.", "NAME: text, one a line")
+    env: Annotated[dict[str, str], _ENV_SCHEMA] = key(
+        {}, "Environment of the engine on this box, for every variant.", "NAME: text, one a line"
+    )
     time_scale: float | None = key(
         None,
         "rehearsal engine only: boot phases and the logger's interval are multiplied by it, token rates never.",

@@ -68,11 +68,13 @@ GOOD = "boxes: {here: {unit: a.service}}\nvariants: {x: {}, y: }\n"
         "load: {window_s: 5min, warmup_s: 0}",
         "deadlines: {ready_s: 15min}",
         "concurrency: [1]",
+        "boxes: {here: {unit: a.service, env: {A: 1, B: x}}}",
     ],
 )
 def test_what_the_reader_takes_the_schema_takes(validator, line):
-    parse_matrix(GOOD + line)
-    validator.validate(load_yaml(GOOD + line, "f")[0])
+    text = line + "\n" + "".join(kept for kept in GOOD.splitlines(keepends=True) if kept[:5] != line[:5])
+    parse_matrix(text)
+    validator.validate(load_yaml(text, "f")[0])
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,14 @@ def test_the_unit_is_asked_about_the_box_of_the_command_line_and_not_about_one_t
     assert load_matrix(path, unit_check=lambda *_: ()).box == "a"
 
 
+def test_the_unit_is_not_asked_about_a_box_with_a_number_that_is_ambiguous(tmp_path):
+    path = tmp_path / "matrix.yaml"
+    path.write_text("boxes: {a: {unit: a, port: 010}}\nvariants: {x: {}}\n")
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(path, unit_check=lambda *_: [((), "was asked")])
+    assert [problem.removeprefix(f"{path}:")[:25] for problem in caught.value.problems] == ["1: boxes.a.port: `010` is"]
+
+
 # --- one at a time: the whole file is good but for one line --------------------------------------------------------
 
 TOP = [
@@ -450,3 +458,51 @@ def test_no_data_whatever_ends_in_anything_but_a_matrix_or_its_problems(data):
         parse_matrix(text)
     except MatrixError as error:
         assert all(problem.startswith("matrix.yaml:") for problem in error.problems)  # noqa: PT017 - either is fine
+
+
+SCRAPS = [
+    "null",
+    "[]",
+    "{}",
+    "on",
+    "010",
+    "1e3",
+    "- a",
+    "*x",
+    "&a",
+    "<<: *a",
+    ": ",
+    "\t",
+    "'",
+    '"',
+    "[1",
+    "!!int 3",
+    "? ",
+]
+SCRAPS += ["|", "9" * 30, "-1", "\x07", "é", "\u2028", '"\\ud800"', '"\\0"', ".nan", "0x1"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_no_slip_of_the_hand_in_the_shipped_file_ends_otherwise(data):
+    lines = (Path(__file__).parent.parent / "matrix.yaml").read_text(encoding="utf-8").splitlines()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, slip = (
+            data.draw(st.integers(0, len(lines) - 1)),
+            data.draw(st.sampled_from(["value", "twice", "gone", "in"])),
+        )
+        if slip == "value":
+            lines[at] = f"{lines[at].partition(':')[0]}: {data.draw(st.sampled_from(SCRAPS))}"
+        elif slip == "twice":
+            lines.insert(data.draw(st.integers(0, len(lines) - 1)), lines[at])
+        elif slip == "gone" and len(lines) > 1:
+            del lines[at]
+        else:
+            column = data.draw(st.integers(0, len(lines[at])))
+            lines[at] = lines[at][:column] + data.draw(st.sampled_from(SCRAPS)) + lines[at][column:]
+    text = "\n".join(lines)
+    list(_unit_problems(parse(text), Path("matrix.yaml"), None, lambda *_: ()))
+    try:
+        parse_matrix(text).digest()
+    except MatrixError as error:
+        assert all(problem.startswith("matrix.yaml:") and "\n" not in problem for problem in error.problems)  # noqa: PT017 - either is fine
