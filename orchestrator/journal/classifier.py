@@ -13,7 +13,7 @@ from typing import Literal
 
 from orchestrator.journal import lines
 from orchestrator.journal.rules import Rule, RuleSet, load_rules, words_of
-from orchestrator.journal.start import Hit, KernelEvent, Start
+from orchestrator.journal.start import NO_REASON, Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
 
 Event = Literal["ready", "served", "stop_requested"]
@@ -31,6 +31,8 @@ _VICTIM = re.compile(
 _CGROUP = re.compile(r"task_memcg=(?P<group>[^,]+)")
 _TASK = re.compile(r"\btask=(?P<name>[^,]+),pid=(?P<pid>\d+)")
 _UNIT_PID = re.compile(r"Killing process (?P<pid>\d+) |Main PID: (?P<main>\d+)")
+# These tell where the boot is, whatever else their line means: they are looked at first and end no search.
+MILESTONES = frozenset({"phase", "served", "ready"})
 _TELLING = frozenset({"ERROR", "CRITICAL"})
 _SERVING_SOURCES = ("serving", "loggers.py", "async_llm", "protocol.py", "v1/engine/async_llm")
 _ERROR_LINE = Rule(
@@ -200,12 +202,14 @@ class Classifier:
             elif self._stats(start, entry, line):
                 return
         frame = kind == "program" and line.is_frame
-        for rule in rules.candidates(words):
-            if rule.transport != kind or (rule.kind == "frame") != frame:
-                continue
-            found = rule.regex.search(line.body)
-            if found is not None and self._apply(start, entry, line, rule, found):
-                return
+        fitting = rules.candidates(words)
+        for milestones in (True, False):
+            for rule in fitting:
+                if rule.transport != kind or (rule.kind == "frame") != frame or (rule.kind in MILESTONES) != milestones:
+                    continue
+                found = rule.regex.search(line.body)
+                if found is not None and self._apply(start, entry, line, rule, found):
+                    return
         if line.level in _TELLING or line.body.startswith("Traceback"):
             self._telling(start, entry, line)
 
@@ -233,9 +237,12 @@ class Classifier:
         return True
 
     def _telling(self, start: Start, entry: JournalEntry, line: lines.Line) -> None:
+        self._telling_hit(start, start.hit(_ERROR_LINE, entry.index, line, entry.at_us))
+
+    @staticmethod
+    def _telling_hit(start: Start, hit: Hit) -> None:
         if start.stopping():
             return
-        hit = start.hit(_ERROR_LINE, entry.index, line, entry.at_us)
         if len(start.first_errors) < 5:
             start.first_errors.append(hit)
         else:
@@ -251,11 +258,11 @@ class Classifier:
             start.frame(rule, line.proc)
             return True
         if kind == "served":
-            if rule.name == "ServerReady":
-                start.is_ready(entry.at_us)
-            else:
-                start.serving = True
-                start.idle = False
+            start.serving = True
+            start.idle = False
+            return False
+        if kind == "ready":
+            start.is_ready(entry.at_us)
             return False
         if kind == "chain":
             self._chain_event(start, rule)
@@ -263,6 +270,8 @@ class Classifier:
         if kind == "missing":
             self.missing = True
             return True
+        if rule.name == "Dumping":
+            start.dump(line.body)
         hit = start.hit(rule, entry.index, line, entry.at_us)
         if rule.transport == "kernel":
             self._kernel(start, hit, found.string)
@@ -272,6 +281,13 @@ class Classifier:
 
     def _verdict(self, start: Start, hit: Hit) -> None:
         rule = hit.rule
+        if rule.kind == "stop" and rule.cause is not None and not start.serving:
+            if not start.stopping():
+                start.note(start.faults, hit)
+            return
+        if rule.kind == "fault" and rule.rank == NO_REASON and start.serving and rule.cause == "engine_dead_no_root":
+            self._telling_hit(start, hit)
+            return
         if rule.kind == "stop":
             if not (start.faults or start.deaths) or start.recoveries > max(
                 h.recoveries for h in (*start.faults, *start.deaths)

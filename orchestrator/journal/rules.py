@@ -21,7 +21,7 @@ from orchestrator.errors import ProblemsError
 from orchestrator.journal import lines
 from orchestrator.records import Frozen
 
-Kind = Literal["fault", "death", "benign", "frame", "phase", "stop", "exit", "served", "chain", "missing"]
+Kind = Literal["fault", "death", "benign", "frame", "phase", "stop", "exit", "served", "ready", "chain", "missing"]
 FILES = ("box.toml", "gpu.toml", "vllm.toml", "others.toml")
 
 PHASES = (
@@ -41,7 +41,16 @@ PHASES = (
 )
 SERVING = frozenset({"first_request", "load", "idle"})
 
-words_of = re.compile(r"[A-Za-z]{3,}").findall
+_words = re.compile(r"[A-Za-z]{3,}").findall
+PROGRESS_BAR = "progressbar"
+
+
+def words_of(text: str) -> list[str]:
+    """The runs of three letters and more; the word `progressbar` stands for a bar that names nothing."""
+    words: list[str] = _words(text)
+    if "it/s]" in text or "s/it]" in text:
+        words.append(PROGRESS_BAR)
+    return words
 
 
 class Cause(Frozen):
@@ -62,7 +71,7 @@ class Rule(Frozen):
         kind: `fault` names a cause of our own; `death` says that something died without naming why (a wrapper, never a
             cause); `benign` looks alarming and is not; `frame` is a traceback's line that tells the phase (or, for
             exceptions that nobody names, the cause); `phase` is a milestone of the boot; `stop` a requested stop;
-            `exit` the end of the unit; `served` a sign of serving; `chain` systemd starts the unit (again); `missing`
+            `exit` the end of the unit; `served` a sign of serving; `ready` the server's word that it is ready; `chain` systemd starts the unit (again); `missing`
             says that entries were lost.
         pattern: Regular expression, searched in the line without its log prefix.
         words: At least one of these stands in every line that fits, as a whole run of letters.
@@ -71,8 +80,9 @@ class Rule(Frozen):
         phase: Where this happens, whatever the boot said last; None: the phase of the boot so far.
         fallback: Phase when nothing in the log tells one.
         then: For `phase`: what comes after this milestone.
-        rank: 0 kernel evidence about ours, 1 a named root, 2 a consequence unless nothing better stands in the same
-            start, 3 the end without a reason.
+        rank: 0 kernel or manager evidence about ours, 1 a named root, 2 a time-out or native crash (often the consequence
+            of a named root), 3 an exit code that tells a crash, 4 the C++ run-time's last word, 5 an end that names no
+            reason. The lowest rank of a start wins, then the earliest.
         sticky: Later successes do not take it back (a lost GPU, a dead context).
         clean: For `exit`: an end with status 0.
         if_dead: For `benign`: the cause when the start died and nothing else names one.
@@ -93,7 +103,7 @@ class Rule(Frozen):
     phase: str | None = None
     fallback: str | None = None
     then: str | None = None
-    rank: int = Field(default=1, ge=0, le=3)
+    rank: int = Field(default=1, ge=0, le=5)
     sticky: bool = False
     clean: bool = False
     if_dead: str | None = None

@@ -19,6 +19,7 @@ from orchestrator.records import Answer, Evidence
 MOST_EVIDENCE = 10
 _TEXT = 500
 _KEPT_HITS = 200
+NO_REASON = 5
 
 # Causes of a kernel's or an allocation's first use: one answered request does not yet mean that the engine served.
 _FIRST_USE = frozenset(
@@ -172,14 +173,23 @@ class Start:
         if len(self.traces) > 256:
             self.traces.clear()
         trace = self.traces.setdefault(proc, _Trace())
-        if rule.phase is not None and not (trace.hint in SERVING and rule.phase not in SERVING):
+        serving = self.serving or trace.hint in SERVING
+        if rule.phase is not None and serving == (rule.phase in SERVING or rule.name == "FrameServing"):
             trace.hint = rule.phase
+        elif rule.phase == "load":
+            trace.hint = "load"
         if rule.cause is not None:
             trace.cause = rule.cause
 
     def traceback(self, proc: str) -> None:
         """A new traceback begins in this process."""
         self.traces.pop(proc, None)
+
+    def dump(self, text: str) -> None:
+        """The scheduler's output at the time of death: was a new request alone in the batch?"""
+        if text.startswith("Dumping scheduler output"):
+            alone = "scheduled_new_reqs=[NewRequestData" in text and "req_ids=['" not in text.partition("cached_reqs")[2][:80]
+            self.dump_new_only = alone
 
     def milestone(self, rule: Rule, values: dict[str, str | None], at_us: int | None) -> None:
         """A milestone of the boot."""
@@ -198,7 +208,7 @@ class Start:
     def answered(self, status: int, *, generates: bool) -> None:
         """An access-log line."""
         self.serving = True
-        self.idle = False
+        self.idle = self.idle and not generates
         if status < 400 and generates:
             self.ok_requests += 1
             if self.faults:
@@ -279,7 +289,7 @@ class Start:
         at = root or dead
         if root is not None:
             cause = root.rule.cause or cause
-            if root.rule.rank == 3 and cause == "engine_dead_no_root":
+            if root.rule.rank == NO_REASON and cause == "engine_dead_no_root":
                 cause = root.hinted_cause or self._hinted() or self._if_dead() or cause
         elif dead is self.hang:
             cause = "engine_hang"
@@ -290,7 +300,7 @@ class Start:
         outcome = "fatal" if phase in SERVING else "startup_failure"
         if phase == "unknown" and at.serving:
             outcome = "fatal"
-        no_root = root is None or root.rule.rank == 3
+        no_root = root is None or root.rule.rank == NO_REASON
         return self._answer(outcome, phase, cause, self._evidence(root, no_root=no_root), causes, rule=at.rule)
 
     def _hinted(self) -> str | None:
@@ -314,6 +324,8 @@ class Start:
             return told
         if rule.fallback is not None:
             return self._serving_phase(hit, cause) if rule.fallback in SERVING else rule.fallback
+        if self.serving and not startup:
+            return self._serving_phase(hit, cause)
         later = next((death.phase or death.hint for death in self.deaths if death.phase or death.hint), None)
         return later or ("config" if startup else "unknown")
 

@@ -45,7 +45,8 @@ class Clock:
             if text is not None:
                 self._take(name, text)
 
-    def _take(self, name: str, text: str) -> None:
+    def _take(self, group: str, text: str) -> None:
+        name = group.rstrip("0123456789")
         if name == "compiled":
             self.compiled += 1
         elif name == "loaded":
