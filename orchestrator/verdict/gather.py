@@ -42,11 +42,11 @@ def series_from_records(
 ) -> Series:
     """The series of one experiment's records.
 
-    One entry for each planned boot that ended completed, crashed or not_ready, in plan order, whatever order the
-    records stand in. Disturbed and aborted boots are only counted; one that has not ended is nowhere.
+    One entry for each planned boot that ended completed, crashed or not_ready, in plan order, whatever order they
+    ran in. Disturbed and aborted boots are only counted; one that has not ended is nowhere.
 
     Args:
-        records: The ledger's records.
+        records: The ledger's records, those of one boot in the order in which they were written.
         plan: Its looks hold if it is adaptive; without it, or with a fixed one, there is one look, at all boots.
         tolerance: Default: that of the last campaign_started, as for the next three.
         production: The variant that is production's own setting.

@@ -45,8 +45,8 @@ def times(log_ratio: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share without decimals: `63 %`."""
-    return f"{share * 100:.0f} %"
+    """A share: `63 %`, below one in a hundred `0.3 %`."""
+    return f"{share * 100:.0f} %" if share >= 0.01 or share == 0 else f"{share * 100:.1g} %"
 
 
 def p_value(p: float) -> str:
@@ -268,6 +268,8 @@ def provisional(case: Case) -> bool:
 
 
 def _no_winner(derived: Derivation) -> str:
+    if not derived.cases:
+        return "there are no variants"
     rejected = sum(bool(case.reasons) for case in derived.cases)
     if rejected == len(derived.cases):
         return f"all {plural(rejected, 'variant')} are rejected" if rejected != 1 else "the only variant is rejected"
