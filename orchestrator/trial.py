@@ -3,8 +3,8 @@
     idle? → connect → warm-up → read ══ window ══ read → drain → idle again → the books are compared
 
 First requests are of staggered length (1/c, 2/c … of the full one) and not measured, so that the streams run out of
-step, as they do in service. The window begins, and where requests are short against it also ends, when a request of
-the last stream ends: whole periods are counted, and a window of one second is not off by the part of a request.
+step, as they do in service. The window begins and ends when a request of the last stream ends, so that it holds whole
+periods of every stream: a window of one second is not off by a part of a request.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class Trial:
             await self._settle()
         except _Over:
             await self._drain()
-            if self._before is not None:
+            if self._timings:
                 await self._last_look()
         finally:
             for stream in self._streams:
@@ -457,21 +457,20 @@ class Trial:
             self._late_s = lag.late_s
 
     async def _window_end(self, opened_s: float) -> None:
-        """At the end of a request of the last stream nearest to `window_s`, -10 % to +25 %; else at `window_s`."""
+        """At the first end of a request of the last stream after 90 % of `window_s`, if one comes by 150 %; else at it.
+
+        The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too many or too
+        few, which is 10 % of a short window.
+        """
         nominal_s = self._spec.window_s
-        due_s = opened_s + nominal_s
+        due_s, latest_s = opened_s + nominal_s, opened_s + 1.5 * nominal_s
         await self._until(lambda: False, due_s - 0.1 * nominal_s)
-        while True:
-            period_s = self._period_s
-            if period_s is None or period_s > 1.2 * nominal_s:
-                break
-            latest_s = due_s + 0.25 * nominal_s
-            if not await self._until(self._lead_ends(), latest_s):
-                return
-            now_s = time.monotonic()
-            if now_s >= due_s or due_s - now_s <= now_s + period_s - due_s or now_s + period_s > latest_s:
-                return
-        await self._until(lambda: False, due_s)
+        ends = self._lead_ends()
+        if await self._until(ends, due_s):
+            return
+        lead = self._running.get(self._concurrency - 1)
+        if lead is not None and self._period_s is not None and lead.sent_at + self._period_s < latest_s:
+            await self._until(ends, latest_s)
 
     async def _drain(self) -> None:
         """No new requests; those that run end by themselves, but a failed trial does not wait for them for long."""
@@ -479,6 +478,8 @@ class Trial:
         if not self._streams:
             return
         limit_s = None if self._failed_at is None else _AFTER_FAILURE_S
+        if "stall" in self._errors:
+            limit_s = 0.0
         _, running = await asyncio.wait(self._streams, timeout=limit_s)
         for stream in running:
             stream.cancel()
@@ -491,7 +492,7 @@ class Trial:
         ours = measure.books(self._timings, self._spec.output_tokens)
         async for now in self._snapshots(time.monotonic() + _SETTLE_S):
             self._after = now
-            if measure.settled(self._before, now, ours):
+            if measure.settled(self._before, now, ours) or scrape.was_reset(self._before, now):
                 return
 
     async def _last_look(self) -> None:

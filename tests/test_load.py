@@ -1,0 +1,480 @@
+"""A trial against a real server whose truth is known: what it measures, what it refuses to call a measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import pytest
+from stub_engine import Answering, Engine, serve
+
+from orchestrator import load
+from orchestrator.load import Load, Scale, Target
+from orchestrator.records import TrialEnded
+
+# 12 tokens: 20 ms to the first, 10 ms a chunk: a request of one token a chunk lasts 20 + 11 · 10 = 130 ms.
+SHORT = Load(input_tokens=32, output_tokens=12, window_s=0.3, warmup_s=0.0, max_warmup_s=5.0, request_timeout_s=3.0)
+
+
+def trial(
+    engine: Engine, spec: Load = SHORT, *, concurrency: int = 2, seed: str = "s", deadline_s: float = 20.0, **more
+):
+    with serve(engine):
+        return load.run_trial(
+            Target(engine.url, "m"), spec, concurrency=concurrency, seed=seed, deadline_s=deadline_s, **more
+        )
+
+
+def always(**how) -> Engine:
+    return Engine(answering=lambda _number, _body: Answering(**how))
+
+
+def kinds(reasons) -> list[str]:
+    return [reason.partition(":")[0] for reason in reasons]
+
+
+# --- what it measures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_throughput_is_the_counters_and_the_books_agree_to_the_token(stream, endpoint):
+    engine = always()
+    result = trial(engine, dataclasses.replace(SHORT, stream=stream, endpoint=endpoint), concurrency=4)
+    assert (result.valid, result.invalid_reasons, result.failed, result.errors) == (True, (), False, {})
+    assert result.client_tokens == engine.generated == result.whole.generation_tokens
+    assert result.requests_sent == result.requests_ok == sum(engine.finished.values()) == len(engine.requests)
+    # Four streams, 12 tokens in 130 ms each; the stub's own lateness only takes away.
+    assert 0.75 * 4 * 12 / 0.13 < result.tokens_per_s <= 1.06 * 4 * 12 / 0.13
+    assert result.tokens_per_s == pytest.approx(result.tokens / result.window_s)
+    assert 0.9 * 0.3 <= result.window_s < 0.3 * 1.5 + 0.2
+    assert engine.most_running == 4
+
+
+def test_the_rulers_stand_side_by_side_with_their_true_distortions():
+    # 4 tokens a chunk, a new word every 2nd token (the answers' pieces are joined before words are counted).
+    result = trial(always(per_chunk=4, gap_s=0.03, word_every=2), concurrency=2)
+    rulers = result.rulers
+    assert rulers.counter == result.tokens_per_s
+    assert rulers.usage / rulers.counter == pytest.approx(1, abs=0.12)
+    assert rulers.chunks / rulers.usage == pytest.approx(1 / 4, rel=1e-6)
+    assert rulers.words / rulers.usage == pytest.approx(1 / 2, rel=1e-6)
+    assert rulers.logger is None
+
+
+def test_words_are_counted_over_the_joined_text_and_not_per_chunk():
+    result = trial(always(per_chunk=1, word_every=3), concurrency=1)
+    assert result.rulers.words / result.rulers.usage == pytest.approx(1 / 3, rel=1e-6)
+    assert result.rulers.chunks / result.rulers.usage == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("window_s", [0.25, 0.3, 0.35, 0.4])
+def test_a_window_of_few_requests_holds_whole_ones(window_s):
+    # 12 tokens in 120 ms to the first and 55 ms after it. Cut anywhere, 0.3 s would hold 12 to 24 of 20.6 tokens.
+    spec = dataclasses.replace(SHORT, window_s=window_s)
+    result = trial(always(ttft_s=0.12, gap_s=0.005), spec, concurrency=1)
+    assert result.tokens in (12, 24, 36)
+    assert result.tokens_per_s == pytest.approx(12 / 0.175, rel=0.12)
+
+
+def test_latencies_are_the_servers():
+    result = trial(always(ttft_s=0.05, gap_s=0.02), dataclasses.replace(SHORT, window_s=0.6), concurrency=1)
+    # Times are never less than what the stub waits; how much more depends on how busy this machine is.
+    assert 50 <= result.ttft_ms.p50 < 80
+    assert 17 <= result.itl_ms.p50 < 30
+    assert 50 + 11 * 20 <= result.e2e_ms.p50 < 400
+    assert result.ttft_ms.n >= 2
+
+
+def test_first_requests_are_staggered_and_all_later_ones_have_the_full_length():
+    engine = always()
+    trial(engine, concurrency=4)
+    lengths = [body["max_tokens"] for body in engine.requests]
+    assert sorted(lengths[:4]) == [3, 6, 9, 12]
+    assert set(lengths[4:]) == {12}
+
+
+def test_the_window_begins_when_each_stream_has_finished_a_request():
+    result = trial(always(), concurrency=3)
+    before = [timing for timing in result.timings if timing.ended_at_s <= result.window.start_s]
+    assert len(before) >= 3
+    inside = [timing for timing in result.timings if timing.sent_at_s > result.window.start_s]
+    assert min(timing.completion_tokens for timing in inside) == 12
+
+
+def test_all_streams_are_busy_from_the_first_read_to_the_second():
+    result = trial(always(), concurrency=3)
+    window = result.window
+    busy = sum(
+        max(0.0, min(timing.ended_at_s, window.end_s) - max(timing.sent_at_s, window.start_s))
+        for timing in result.timings
+    )
+    assert busy / (3 * window.seconds) > 0.97
+    assert result.health.lost_share < 0.05
+
+
+def test_no_prompt_is_sent_twice_and_the_seed_decides():
+    def prompts(seed: str, concurrency: int) -> list[str]:
+        engine = always(gap_s=0.002)
+        trial(engine, dataclasses.replace(SHORT, window_s=0.2), seed=seed, concurrency=concurrency)
+        return [body["messages"][0]["content"] for body in engine.requests]
+
+    first, again, other, level = prompts("a", 2), prompts("a", 2), prompts("b", 2), prompts("a", 3)
+    assert len(set(first)) == len(first) > 5
+    assert set(first[:4]) & set(again[:4])
+    assert not set(first) & set(other)
+    assert not set(first) & set(level)
+    assert len({prompt[:9] for prompt in first + other + level}) == len(first + other + level)
+
+
+def test_prompts_get_their_length_in_tokens_by_the_servers_own_tokenizer():
+    engine = always()  # two tokens a word and five around it
+    result = trial(engine, dataclasses.replace(SHORT, input_tokens=405))
+    assert {timing.prompt_tokens for timing in result.timings} == {405}
+    assert result.warnings == ()
+
+
+def test_connections_are_opened_before_the_window_and_kept():
+    engine = always()
+    trial(engine, concurrency=3)
+    assert len(engine.connections) == 3
+
+
+def test_between_trials_hardly_any_time_is_lost():
+    with serve(always()) as engine:
+        began = time.monotonic()
+        result = load.run_trial(Target(engine.url, "m"), SHORT, concurrency=2, seed="s", deadline_s=20)
+        took = time.monotonic() - began
+    first = min(timing.sent_at_s for timing in result.timings)
+    last = max(timing.ended_at_s for timing in result.timings)
+    # Measured 10-20 ms on an idle machine; the bound leaves room for a busy one.
+    assert took - (last - first) < 0.25
+
+
+def test_it_becomes_a_record():
+    result = trial(always(), concurrency=1)
+    start = result.window.started_at
+    lines = [(start + 0.1, 80.0), (start + 0.3, 100.0), (start + 60, 7.0)]
+    fields = load.to_record_fields(result, lines)
+    key = {"boot": "b01-x", "variant": "x", "cache": "cold", "block": 1, "position": 1}
+    record = TrialEnded(**key, **fields)
+    assert record.tokens_per_s == result.tokens_per_s
+    assert record.rulers.logger == 90.0
+    assert record.window_started_at.endswith("Z")
+    assert abs(start - time.time()) < 60
+
+
+def test_two_engines_are_summed():
+    engine = Engine(engines=2)
+    result = trial(engine)
+    assert result.client_tokens == engine.generated == result.whole.generation_tokens
+
+
+# --- what the variant did wrong --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ({"status": 500}, "http_500"),
+        ({"status": 503}, "http_503"),
+        ({"cut_after": 3}, "cut_stream"),
+        ({"error_after": 3}, "error_chunk"),
+        ({"finish": "abort"}, "abort"),
+        ({"no_done": True}, "cut_stream"),
+    ],
+)
+def test_one_bad_answer_fails_the_trial_and_has_a_name(how, kind):
+    engine = Engine(answering=lambda number, _body: Answering(**how) if number == 5 else Answering())
+    result = trial(engine)
+    assert result.failed
+    assert result.errors == {kind: 1}
+    assert result.tokens_per_s is None
+    assert result.requests_sent - result.requests_ok == 1
+    assert result.invalid_reasons == ()
+    assert result.error_examples[kind]
+
+
+def test_a_server_that_only_answers_500_is_not_hammered():
+    engine = always(status=500)
+    began = time.monotonic()
+    result = trial(engine, concurrency=8)
+    assert (result.failed, result.tokens_per_s, result.window) == (True, None, None)
+    assert set(result.errors) == {"http_500"}
+    assert 8 <= len(engine.requests) == result.errors["http_500"] <= 24
+    assert time.monotonic() - began < 3
+
+
+def test_500_for_some_shows_how_many_and_ends_soon():
+    engine = Engine(answering=lambda number, _body: Answering(status=500) if number % 3 == 2 else Answering())
+    result = trial(engine, concurrency=4)
+    assert result.failed
+    assert result.errors["http_500"] >= 2
+    assert result.requests_ok >= 4
+    assert result.invalid_reasons == ()
+
+
+def test_a_stall_ends_with_the_requests_own_time_out():
+    spec = dataclasses.replace(SHORT, request_timeout_s=0.4)
+    engine = Engine(answering=lambda number, _body: Answering(stall_after=2 if number >= 3 else None))
+    result = trial(engine, spec)
+    assert result.failed
+    assert result.errors["timeout"] >= 2
+    assert "2 chunks came" in result.error_examples["timeout"]
+
+
+def test_an_engine_that_gives_no_token_is_given_up_after_the_warm_up():
+    spec = dataclasses.replace(SHORT, max_warmup_s=0.3, window_s=0.2)
+    result = trial(always(stall_after=0), spec)
+    assert (result.failed, result.tokens_per_s) == (True, None)
+    assert "stall" in result.errors
+    assert result.seconds < 6
+
+
+def test_an_engine_that_dies_in_the_trial_ends_it():
+    engine = always()
+    over = threading.Event()
+
+    def die() -> None:
+        with serve(engine):
+            over.wait(10)
+
+    server = threading.Thread(target=die)
+    server.start()
+    while not engine.url and server.is_alive():
+        over.wait(0.01)
+    timer = threading.Timer(0.3, over.set)
+    timer.start()
+    result = load.run_trial(
+        Target(engine.url, "m"), dataclasses.replace(SHORT, window_s=3), concurrency=2, seed="s", deadline_s=20
+    )
+    server.join(10)
+    assert (result.failed, result.tokens_per_s) == (True, None)
+    assert set(result.errors) <= {"cut_stream", "connection_refused", "connection_lost"}
+    assert result.errors["connection_refused"] >= 2
+    assert result.seconds < 3
+
+
+def test_nobody_listens():
+    result = load.run_trial(Target("http://127.0.0.1:9", "m"), SHORT, concurrency=2, seed="s", deadline_s=5)
+    assert (result.failed, result.errors, result.requests_sent) == (True, {"connection_refused": 1}, 0)
+    assert result.seconds < 1
+
+
+# --- what the rig did wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ({"status": 404}, "http_404"),
+        ({"status": 401}, "http_401"),
+        ({"html": True}, "not_sse"),
+        ({"redirect": "http://127.0.0.1:9/"}, "redirect"),
+    ],
+)
+def test_a_wrong_answer_that_is_not_the_variants_fault_is_disturbed_and_not_failed(how, kind):
+    result = trial(always(**how))
+    assert (result.valid, result.failed, result.tokens_per_s) == (False, False, None)
+    assert kind in kinds(result.invalid_reasons)
+    assert result.seconds < 3
+
+
+@pytest.mark.parametrize(
+    ("metrics", "what"), [("none", "is not there (404)"), ("html", "answered HTML"), ("key", "wants a key")]
+)
+def test_no_counter_no_measurement(metrics, what):
+    engine = Engine(metrics=metrics)
+    result = trial(engine)
+    assert (result.valid, result.failed, result.tokens_per_s, len(engine.requests)) == (False, False, None, 0)
+    assert what in result.invalid_reasons[0]
+
+
+def test_somebody_elses_running_request_before_ours():
+    engine = Engine(running=3)
+    result = trial(engine)
+    assert result.invalid_reasons == ("foreign_traffic: 3 requests ran before our first request",)
+    assert engine.requests == []
+
+
+def test_a_strangers_finished_requests_are_counted_in_requests_and_tokens():
+    engine = Engine()
+
+    def answer(number, _body):
+        if number == 4:
+            engine.generated += 768
+            engine.finished["stop"] += 3
+        return Answering()
+
+    engine.answering = answer
+    result = trial(engine)
+    assert result.invalid_reasons == ("foreign_traffic: 3 requests and 768 tokens were not ours",)
+    assert (result.valid, result.failed, result.tokens_per_s) == (False, False, None)
+
+
+def test_a_stranger_who_still_runs_is_seen_at_the_reads():
+    engine = Engine()
+
+    def answer(number, _body):
+        if number == 3:
+            engine.running += 2
+        return Answering()
+
+    engine.answering = answer
+    result = trial(engine)
+    assert set(kinds(result.invalid_reasons)) == {"foreign_traffic"}
+
+
+def test_a_restart_under_the_trial():
+    engine = Engine()
+
+    def answer(number, _body):
+        if number == 5:
+            engine.generated, engine.born = 0, engine.born + 60
+        return Answering()
+
+    engine.answering = answer
+    result = trial(engine)
+    assert "counter_reset" in kinds(result.invalid_reasons)
+    assert result.tokens_per_s is None
+
+
+def test_prefix_hits_with_unique_prompts():
+    engine = Engine()
+
+    def answer(_number, _body):
+        engine.hits += 3
+        return Answering()
+
+    engine.answering = answer
+    result = trial(engine)
+    assert kinds(result.invalid_reasons) == ["prefix_cache"]
+    within = trial(engine, scale=Scale(2.0, 5.0, measured=True))
+    assert within.valid
+    assert "chat template" in within.warnings[0]
+
+
+def test_answers_without_usage_leave_requests_to_compare():
+    result = trial(always(usage=False))
+    assert result.valid
+    assert (result.client_tokens, result.rulers.usage) == (None, None)
+    assert "an answer held no usage: only requests are compared" in result.warnings
+
+
+# --- ending ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"stall_after": 1}])
+def test_a_reason_to_stop_ends_it_within_100_ms(how):
+    asked: list[float] = []
+
+    def cancelled() -> str | None:
+        asked.append(time.monotonic())
+        return "fatal journal entry" if asked[-1] - asked[0] > 0.4 else None
+
+    result = trial(always(**how), dataclasses.replace(SHORT, window_s=5), cancelled=cancelled)
+    said = asked[-1]
+    assert result.cancelled == "fatal journal entry"
+    assert (result.valid, result.invalid_reasons) == (False, ("cancelled: fatal journal entry",))
+    assert result.failed is False
+    assert max(timing.ended_at_s for timing in result.timings) - said < 0.1
+
+
+def test_nothing_outlives_the_deadline():
+    began = time.monotonic()
+    result = trial(always(stall_after=1), dataclasses.replace(SHORT, max_warmup_s=60), deadline_s=0.5)
+    assert time.monotonic() - began < 2.0
+    assert (result.failed, result.errors, result.tokens_per_s) == (True, {"deadline": 1}, None)
+
+
+def test_a_drain_that_does_not_end_is_the_deadlines():
+    engine = Engine(answering=lambda number, _body: Answering(stall_after=3 if number >= 5 else None))
+    spec = dataclasses.replace(SHORT, request_timeout_s=60, window_s=0.3)
+    result = trial(engine, spec, deadline_s=1.5)
+    assert (result.failed, result.tokens_per_s) == (True, None)
+    assert result.errors == {"deadline": 1}
+    assert result.seconds < 2.5
+
+
+def test_concurrency_0_is_a_mistake():
+    with pytest.raises(ValueError, match="1 or more"):
+        load.run_trial(Target("http://127.0.0.1:9", "m"), SHORT, concurrency=0, seed="s", deadline_s=1)
+
+
+# --- probe, sanity, scale --------------------------------------------------------------------------------------------
+
+
+def test_probes_go_out_at_once_each_with_a_prompt_of_its_own():
+    with serve(always(ttft_s=0.05)) as engine:
+        timings = load.probe(
+            Target(engine.url, "m"),
+            prompt_tokens=1005,
+            output_tokens=2,
+            n=5,
+            deadline_s=5,
+            sampling={"temperature": 0.7, "top_p": 0.9},
+        )
+    assert [timing.error for timing in timings] == [None] * 5
+    assert engine.most_running == 5
+    assert len({body["messages"][0]["content"] for body in engine.requests}) == 5
+    assert all(985 <= timing.prompt_tokens <= 1005 for timing in timings)
+    assert (engine.requests[0]["temperature"], engine.requests[0]["top_p"]) == (0.7, 0.9)
+
+
+@pytest.mark.parametrize(("how", "kind"), [({"status": 500}, "http_500"), ({"stall_after": 0}, "timeout")])
+def test_a_probe_that_fails_says_how(how, kind):
+    with serve(always(**how)) as engine:
+        timings = load.probe(Target(engine.url, "m"), prompt_tokens=16, output_tokens=2, n=2, deadline_s=0.3)
+    assert [timing.error.partition(":")[0] for timing in timings] == [kind] * 2
+
+
+def test_a_probe_is_given_up_when_there_is_a_reason():
+    began = time.monotonic()
+    with serve(always(stall_after=0)) as engine:
+        (timing,) = load.probe(
+            Target(engine.url, "m"),
+            prompt_tokens=16,
+            output_tokens=2,
+            deadline_s=30,
+            cancelled=lambda: "dead" if time.monotonic() - began > 0.2 else None,
+        )
+    assert timing.error.startswith("cancelled")
+    assert time.monotonic() - began < 2
+
+
+def test_greedy_answers_have_a_digest_that_only_equal_answers_share():
+    def ask(**how) -> load.Greedy:
+        with serve(always(gap_s=0.001, **how)) as engine:
+            said = load.greedy(Target(engine.url, "m"), output_tokens=24, deadline_s=5)
+        assert {body["temperature"] for body in engine.requests} == {0.0}
+        assert engine.most_running <= 1
+        return said
+
+    one, same, other, dead = ask(), ask(per_chunk=3), ask(word_every=2), ask(status=500)
+    assert one.digest == same.digest != other.digest
+    assert one.tokens == (24, 24, 24)
+    assert (dead.digest, dead.repetition, len(dead.errors)) == (None, None, 3)
+    assert one.repetition == pytest.approx(20 / 21)  # "w" 24 times: 21 runs of four words, one of them new
+    assert set(one.to_facts()) == {"digest", "repetition", "tokens", "characters", "texts", "errors"}
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        ("", 0.0),
+        ("one two three four five six seven eight nine", 0.0),
+        ("!!!!!!!!!!!!", 8 / 9),
+        ("a b c d " * 5, 13 / 17),
+    ],
+)
+def test_repetition(said, share):
+    assert load.repetition(said) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_the_scale_is_the_servers(endpoint):
+    with serve(Engine(template_tokens=11)) as engine:
+        scale = load.calibrate(Target(engine.url, "m"), endpoint=endpoint)
+    assert scale == Scale(2.0, 11.0, measured=True)
+    assert engine.requests == []
