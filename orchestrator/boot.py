@@ -164,6 +164,7 @@ class _Boot:
         self.identity: UnitState | None = None
         self.proof: str | None = None
         self.target: load.Target | None = None
+        self.gpus: facts.GpuState | None = None
 
     # --- the cycle -------------------------------------------------------------------------------------------------
 
@@ -342,7 +343,7 @@ class _Boot:
             if ending is late:
                 raise _Ending("disturbed", f"no clean slate: {'; '.join(left)}") from None
             raise
-        return _Done(facts={} if self.rig.idle.used_mib is None else {"gpu_idle_mib": list(self.rig.idle.used_mib)})
+        return _Done(facts={} if self.gpus is None else _gpu_facts(self.gpus))
 
     def leftovers(self) -> list[str]:
         """What still stands in the way of a clean start, in words."""
@@ -356,7 +357,7 @@ class _Boot:
         return left
 
     def gpu_leftovers(self) -> list[str]:
-        gpus = facts.gpu_state(self.rig.transport)
+        gpus = self.gpus = facts.gpu_state(self.rig.transport)
         if gpus is None:
             return []
         left = [f"process {pid} holds GPU memory" for pid in gpus.compute_pids]
@@ -612,6 +613,18 @@ class _Boot:
         while self.gpu_leftovers() and time.monotonic() < end:
             self.rig.interrupts.wait(0.1)
         return {"gpu_drained_s": round(time.monotonic() - begun, 4)}
+
+
+def _gpu_facts(state: facts.GpuState) -> dict[str, Any]:
+    """What a boot begins with, to hold beside its speed: memory, clocks and temperature of each GPU."""
+    temperatures = [gpu.temperature_c for gpu in state.gpus if gpu.temperature_c is not None]
+    return {
+        "free_mib": list(state.free_mib),
+        "gpu_idle_mib": list(state.used_mib),
+        "sm_clock_mhz": [gpu.sm_clock_mhz for gpu in state.gpus],
+        "throttle": sorted({reason for gpu in state.gpus for reason in gpu.throttle or ()}),
+        **({"start_temperature_c": max(temperatures)} if temperatures else {}),
+    }
 
 
 def _healthy(client: httpx.Client, path: str) -> bool:

@@ -6,12 +6,13 @@ Nothing here changes anything, on either side. Every problem of the input is fou
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from orchestrator import scrape
-from orchestrator.box import facts
+from orchestrator.box import facts, unitfile
 from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
 from orchestrator.box.services import Service, UnitFacts, make_service
 from orchestrator.box.transports import Transport, connect
@@ -102,7 +103,7 @@ def prepare(options: Options) -> Design:
         ExperimentChanged: the experiment began with something else.
     """
     matrix = select(
-        load_matrix(options.matrix),
+        load_matrix(options.matrix, box=options.box, unit_check=unit_problems),
         box=options.box,
         cache=options.cache or None,
         experiment=options.experiment,
@@ -111,8 +112,8 @@ def prepare(options: Options) -> Design:
     only = tuple(variant.name for variant in select(matrix, options.only or None).variants)
     folder = experiment_folder(options.out, matrix, new=options.new)
     if not (folder / PLAN_FILE).exists():
-        boots = options.boots or matrix.boots or (None if options.plan else DEFAULT_BOOTS)
-        plan = make_plan(matrix, boots, plan_name=options.plan)
+        default = None if options.plan or matrix.boots is not None else DEFAULT_BOOTS
+        plan = make_plan(matrix, options.boots or default, plan_name=options.plan)
         return Design(matrix, matrix.target, folder, plan, (), only)
     plan = read_plan(folder / PLAN_FILE)
     _refuse_changes(options, matrix, folder, plan)
@@ -135,6 +136,32 @@ def _refuse_changes(options: Options, matrix: Matrix, folder: Path, plan: Plan) 
         )
 
 
+def compose(box: BoxSpec, argv: Sequence[str], variant: Variant, port: int) -> Launch | tuple[Problem, ...]:
+    """A variant on a box's own command; isolated unless the box says otherwise."""
+    host = "127.0.0.1" if box.isolate else None
+    return ENGINES[box.engine].compose(
+        argv, variant, host=host, port=port if box.isolate else None, program=box.program
+    )
+
+
+def unit_problems(box: BoxSpec, variant: Variant) -> list[tuple[tuple[str, ...], str]]:
+    """What a box's unit file says about a variant: keys below it, and what is wrong; nothing without such a file."""
+    if box.unit_file is None:
+        return []
+    try:
+        unit = unitfile.parse(box.unit_file.read_text(encoding="utf-8"))
+        argv = unitfile.exec_argv(unit, unitfile.unit_specifiers(box.unit_file.name, user="", uid=0, home=""))
+    except (OSError, UnicodeDecodeError, ColdbootError):
+        # The file's own trouble is told once, by the check of the matrix or by the service.
+        return []
+    composed = compose(box, argv, variant, port=1)
+    return [] if isinstance(composed, Launch) else [(_below(problem), problem.what) for problem in composed]
+
+
+def _below(problem: Problem) -> tuple[str, ...]:
+    return problem.key[1:] if problem.key[:1] == ("set",) else problem.key
+
+
 def survey(design: Design, transport: Transport) -> Site:
     """Reads what is on the box and composes every variant; changes nothing.
 
@@ -151,13 +178,7 @@ def survey(design: Design, transport: Transport) -> Site:
     launches: dict[str, Launch] = {}
     problems: list[str] = []
     for variant in matrix.all_variants:
-        composed = engine.compose(
-            unit.argv,
-            variant,
-            host="127.0.0.1" if box.isolate else None,
-            port=port if box.isolate else None,
-            program=box.program,
-        )
+        composed = compose(box, unit.argv, variant, port)
         if isinstance(composed, Launch):
             env = engine.own_env(state=str(state / "engine"), time_scale=box.time_scale) | box.env | composed.env
             launches[variant.name] = replace(composed, env=env)
@@ -203,8 +224,7 @@ def isolated_port(transport: Transport, box: BoxSpec) -> int:
 
 
 def _problem(matrix: Matrix, variant: Variant, problem: Problem) -> str:
-    keys = problem.key[1:] if problem.key[:1] == ("set",) else problem.key
-    return matrix.problem("variants", variant.name, *keys, what=problem.what)
+    return matrix.problem("variants", variant.name, *_below(problem), what=problem.what)
 
 
 def _production_before(records: tuple[AnyRecord, ...]) -> ProductionState | None:
@@ -252,15 +272,17 @@ def announcement(design: Design, site: Site) -> str:
     """What a campaign will do to a production service, said before it is done."""
     state = "running" if site.production.active else "not running"
     running = running_requests(site)
+    launch = next(iter(site.launches.values()))
+    boots, away = len(design.todo()), hours(downtime_s(design))
     lines = [
         f"{site.unit.name} on {site.transport.name} is {state}"
         + (f", {running:g} requests are in it now" if running else "")
         + ". This campaign takes it down:",
         (
-            f"  {len(design.todo())} boots of {len(site.launches)} variants, about {hours(downtime_s(design))} of downtime;"
-            f" the engine listens on 127.0.0.1:{next(iter(site.launches.values())).port} meanwhile."
+            f"  {boots} boots of {len(site.launches)} variants, about {away} of downtime; "
+            f"the engine listens on 127.0.0.1:{launch.port} meanwhile."
         ),
-        *(f"  {action.text}" for action in site.service.install_actions(next(iter(site.launches.values())))),
+        *(f"  {action.text}" for action in site.service.install_actions(launch)),
         f"  Afterwards, and {hours(design.box.dead_man_s)} after this program's death, the service is as it is now.",
     ]
     return "\n".join(lines)
