@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(settings: flags.Settings, constants: personality.Personality) -> int:
     # Late imports keep the engine's process small: it is forked before asyncio and the HTTP parser are loaded.
-    from orchestrator.rehearsal import configuration, engine  # noqa: PLC0415 - see above
+    from orchestrator.rehearsal import configuration, engine, setup  # noqa: PLC0415 - see above
 
     scale = float(os.environ.get("COLDBOOT_REHEARSAL_TIME_SCALE") or 1.0)
     log = configuration.configure(settings, constants, scale, os.environ)
@@ -46,10 +46,11 @@ def _run(settings: flags.Settings, constants: personality.Personality) -> int:
         return _refuse(f"OSError: [Errno {error.errno}] {error.strerror}")
     noted: list[int] = []
     configuration.note_signals(noted)
-    child, wire = engine.spawn(settings, constants, scale, listener)
+    run = setup.Setup(settings, constants, scale)
+    handle = engine.spawn(run, listener)
     from orchestrator.rehearsal import server  # noqa: PLC0415 - see above
 
-    return server.serve(settings, constants, scale, log, listener, child, wire, noted)
+    return server.serve(run, log, listener, handle, noted)
 
 
 def _refuse(error: str) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from orchestrator.rehearsal import log as logs
@@ -14,8 +16,8 @@ from orchestrator.rehearsal import protocol, text
 from orchestrator.rehearsal.flags import Settings
 from orchestrator.rehearsal.http import Request
 from orchestrator.rehearsal.log import Log
-from orchestrator.rehearsal.personality import Personality
 from orchestrator.rehearsal.protocol import Refusal, Work
+from orchestrator.rehearsal.setup import Setup
 from orchestrator.rehearsal.statslog import StatsLog
 from orchestrator.rehearsal.wire import Wire
 
@@ -27,7 +29,6 @@ _FAILED_BODY = {
 }
 _GUARDED = ("/v1", "/v2", "/inference")
 _UNCOUNTED = frozenset({"/metrics", "/health", "/ping", "/version", "/load", "/server_info"})
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
 class Generation:
@@ -160,7 +161,13 @@ class Generation:
         if self.work.echo:
             whole = self.work.prompt + whole
         if self.work.chat:
-            message = {"role": "assistant", "content": whole, "refusal": None, "tool_calls": [], "reasoning": None}
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": whole,
+                "refusal": None,
+                "tool_calls": [],
+                "reasoning": None,
+            }
             choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None}
         else:
             choice = {"index": 0, "text": whole, "logprobs": None}
@@ -187,8 +194,7 @@ class Api:
     """All endpoints and all generations of one server.
 
     Args:
-        settings: The flags.
-        personality: The constants.
+        setup: Flags, constants, time scale.
         log: The API server's log.
         wire: The way to the engine.
         facts: What the engine said when it was ready.
@@ -197,15 +203,14 @@ class Api:
 
     def __init__(
         self,
-        settings: Settings,
-        personality: Personality,
+        setup: Setup,
         log: Log,
         wire: Wire,
         facts: dict[str, Any],
         on_trouble: Callable[[], None],
     ) -> None:
-        self.settings = settings
-        self.personality = personality
+        settings = self.settings = setup.settings
+        personality = self.personality = setup.personality
         self.log = log
         self.wire = wire
         self.on_trouble = on_trouble
@@ -214,6 +219,7 @@ class Api:
         self.dead_since: float | None = None
         self.stopping = False
         self.generations: dict[str, Generation] = {}
+        self.emptied = asyncio.Event()
         self.fingerprint = f"vllm-{personality.engine_version}-{text.seed_of(repr(settings)):08x}"
         self.stats = StatsLog(log, settings.spec_tokens)
         self.metrics = prometheus.EngineMetrics(
@@ -261,11 +267,11 @@ class Api:
             return
         self.log.access(
             f'{request.connection.peer} - "{request.method} {request.target} HTTP/{request.version}" '
-            f"{request.status} {_REASONS.get(request.status, '')}"
+            f"{request.status} {HTTPStatus(request.status).phrase}"
         )
 
     def _get_routes(self) -> dict[str, Callable[[Request], None]]:
-        routes = {
+        routes: dict[str, Callable[[Request], None]] = {
             "/health": self._health,
             "/ping": self._health,
             "/version": lambda request: request.json({"version": f"{self.personality.engine_version}+rehearsal"}),
@@ -300,7 +306,7 @@ class Api:
 
     def _models(self, request: Request) -> None:
         settings = self.settings
-        cards = [
+        cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
@@ -370,7 +376,7 @@ class Api:
         if "stats" in message:
             self._gauges(*message["stats"])
 
-    def _started(self, started: list[tuple[str, int, float, float]] | tuple[()]) -> int:
+    def _started(self, started: Sequence[tuple[str, int, float, float]]) -> int:
         computed = 0
         for name, cached, queued, prefilled in started:
             generation = self.generations.get(name)
@@ -385,7 +391,7 @@ class Api:
             computed += prompt - cached
         return computed
 
-    def _tokens(self, tokens: list[tuple[str, int, str | None]] | tuple[()], computed: int) -> None:
+    def _tokens(self, tokens: Sequence[tuple[str, int, str | None]], computed: int) -> None:
         if not tokens:
             return
         now = time.monotonic()
@@ -424,7 +430,9 @@ class Api:
         self.stats.running, self.stats.waiting, self.stats.usage = running, waiting, usage
 
     def _refused(self, generation: Generation) -> None:
-        self.log.at_error("serving.py:173", f"Request {generation.public} failed with an internal error during generation")
+        self.log.at_error(
+            "serving.py:173", f"Request {generation.public} failed with an internal error during generation"
+        )
         self.finished(generation, "error")
         generation.fail(_FAILED_BODY, dead=False)
 
@@ -432,6 +440,8 @@ class Api:
         """Forgets a generation and counts it."""
         if self.generations.pop(generation.name, None) is None:
             return
+        if not self.generations:
+            self.emptied.set()
         now, metrics, work = time.monotonic(), self.metrics, generation.work
         metrics.finished(reason)
         metrics.e2e.observe(now - generation.arrived)

@@ -1,15 +1,14 @@
 """The caches on disk that make a boot cold or warm: compiled graphs, Triton kernels, model infos.
 
-Three states, as on a real card: a first boot compiles everything; a second one loads the compiled graphs but compiles its
-Triton kernels again, because the first wrote them below its own compile cache unless ``TRITON_CACHE_DIR`` is set; from
-the third on everything is loaded.
+Three states, as on a real card: a first boot compiles everything; a second one loads the compiled graphs but compiles
+its Triton kernels again, because the first wrote them below its own compile cache unless ``TRITON_CACHE_DIR`` is set;
+from the third on everything is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

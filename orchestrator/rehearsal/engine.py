@@ -7,6 +7,7 @@ the API server.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -17,12 +18,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from orchestrator.rehearsal import log as logs
-from orchestrator.rehearsal.flags import Settings
 from orchestrator.rehearsal.log import Log
 from orchestrator.rehearsal.memory import Fit
-from orchestrator.rehearsal.personality import Personality
+from orchestrator.rehearsal.setup import EngineHandle, Setup
 from orchestrator.rehearsal.speed import Step, acceptance
-from orchestrator.rehearsal.startup import Booted, Starter, StartFailure, fail, torch_oom
+from orchestrator.rehearsal.startup import Booted, Starter, StartFailure, fail, torch_oom, worker_failed
 from orchestrator.rehearsal.wire import Gone, Wire
 
 _LATE_S = 0.5  # a schedule further behind than this is given up (a stopped process catches up no further)
@@ -77,45 +77,41 @@ class Terminated(Exception):
     """SIGTERM while booting."""
 
 
-def spawn(settings: Settings, personality: Personality, scale: float, listener: socket.socket) -> tuple[int, Wire]:
+def spawn(setup: Setup, listener: socket.socket) -> EngineHandle:
     """Forks EngineCore.
 
     Args:
-        settings: The flags.
-        personality: The constants.
-        scale: Time scale.
+        setup: Flags, constants, time scale.
         listener: The API server's bound socket, which the child must not keep.
-
-    Returns:
-        The child's process id and this end of the wire.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
-    if pid:
-        theirs.close()
-        return pid, Wire(ours)
-    ours.close()
-    listener.close()
-    _main(settings, personality, scale, Wire(theirs))
+    if pid == 0:
+        ours.close()
+        listener.close()
+        _main(setup, Wire(theirs))
+    theirs.close()
+    return EngineHandle(pid, Wire(ours))
 
 
-def _main(settings: Settings, personality: Personality, scale: float, wire: Wire) -> NoReturn:
+def _main(setup: Setup, wire: Wire) -> NoReturn:
     name_process("VLLM::EngineCore")
     core = Log("EngineCore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
-    workers = _spawn_workers(settings.tensor_parallel_size, wire)
+    workers = _spawn_workers(setup.settings.tensor_parallel_size, wire)
     try:
-        starter = Starter(settings, personality, scale, workers)
-        booted = starter.run()
-    except StartFailure as failure:
-        fail(core, logs.traceback(failure.section, error=failure.error))
+        starter = Starter(setup, workers)
+        try:
+            booted = starter.run()
+        except StartFailure as failure:
+            starter.report(failure)
     except OSError as error:
         fail(core, ["Traceback (most recent call last):", f"{type(error).__name__}: {error}"])
     except Terminated:
         core.raw(["Process EngineCore:", *logs.traceback("process", error="KeyboardInterrupt: terminated")])
         os._exit(1)
-    engine = Engine(settings, personality, scale, booted, starter, wire)
+    engine = Engine(setup, booted, starter, wire)
     engine.serve()
     os._exit(0)
 
@@ -155,18 +151,10 @@ def _spawn_workers(ranks: int, wire: Wire) -> list[int]:
 class Engine:
     """The busy loop of EngineCore."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        personality: Personality,
-        scale: float,
-        booted: Booted,
-        starter: Starter,
-        wire: Wire,
-    ) -> None:
-        self.settings = settings
-        self.personality = personality
-        self.scale = scale
+    def __init__(self, setup: Setup, booted: Booted, starter: Starter, wire: Wire) -> None:
+        settings = self.settings = setup.settings
+        personality = self.personality = setup.personality
+        self.scale = setup.scale
         self.booted = booted
         self.ledger = booted.ledger
         self.starter = starter
@@ -180,8 +168,6 @@ class Engine:
         self.blocks = max(self.ledger.kv_tokens // settings.block_size, 1)
         self.first = True
         self.turn = 0
-        self.stopping = False
-        self.orphaned = False
 
     def serve(self) -> None:
         """Serves until told to stop, or until orphaned for long enough."""
@@ -189,7 +175,7 @@ class Engine:
         self.wire.send({"ready": self._facts()})
         clock = time.monotonic()
         try:
-            while not self.stopping:
+            while True:
                 if not self.running and not self.waiting:
                     self._handle(self.wire.wait(self._next_refusal()))
                     self._refuse_due()
@@ -209,10 +195,10 @@ class Engine:
         }
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     def _stopped(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log, count = self.log, len(self.running) + len(self.waiting)
         log.at_info("core.py:1313", "[shutdown] EngineCore: trigger received signal=SIGTERM")
         log.at_info("core.py:1432", "[shutdown] EngineCore: start mode=abort timeout=0s")
@@ -226,7 +212,7 @@ class Engine:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         until = time.monotonic() + self.personality.server.orphan_s
         while (left := until - time.monotonic()) > 0:
-            time.sleep(left)  # nothing can come any more; SIGTERM ends it
+            select.select([], [], [], left)  # nothing can come any more but SIGTERM
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -427,13 +413,15 @@ class Engine:
             for rank_log in self.starter.ranks:
                 lines = logs.traceback("run.worker.head", *worker, error=error, **names)
                 rank_log.at_error("multiproc_executor.py:1020", "\n".join(["WorkerProc hit an exception.", *lines]))
-            last = f"RuntimeError: Worker failed with error '{short}', please check the stack trace above for the root cause"
+            last = worker_failed(short)
             lines = logs.traceback("run.core", "run.multiproc", error=last, **names)
         else:
             lines = logs.traceback("run.core", "run.uniproc", *worker, error=error, **names)
         version = self.personality.engine_version
         config = self.starter.config_text()
-        self.log.at_error("dump_input.py:72", f"Dumping input data for V1 LLM engine (v{version}) with config: {config}, ")
+        self.log.at_error(
+            "dump_input.py:72", f"Dumping input data for V1 LLM engine (v{version}) with config: {config}, "
+        )
         self.log.at_error("dump_input.py:79", f"Dumping scheduler output for model execution: {self._scheduled()}")
         running, waiting, usage = self._stats()
         self.log.at_error(

@@ -1,8 +1,8 @@
 """vLLM's command line as the rehearsal engine understands it.
 
-The names and kinds of all 274 options stand in ``data/flags.txt``, taken from vLLM 0.26.0's own usage text, which is what
-an unknown flag prints (``data/usage.txt``).  Parsed by hand because building argparse's parser for them costs more CPU
-than the rest of a boot; the rules are argparse's and those of vLLM's subclass: ``--a b``, ``--a=b``, ``--a_b``, unique
+The names and kinds of all 274 options stand in ``data/flags.txt``, taken from the usage text of vLLM 0.26.0, which
+is what an unknown flag prints (``data/usage.txt``).  Parsed by hand because
+building argparse's parser for them costs more CPU than the rest of a boot; the rules are argparse's and those of vLLM's subclass: ``--a b``, ``--a=b``, ``--a_b``, unique
 prefixes, ``--no-a``, lists, dotted keys of JSON options, ``-O2``.
 """
 
@@ -43,12 +43,28 @@ ALIASES: Mapping[str, str] = {
     "-ac": "--attention-config",
 }
 _INTS = frozenset(
-    "port tensor-parallel-size pipeline-parallel-size data-parallel-size max-num-seqs seed block-size "
-    "num-gpu-blocks-override spec-tokens max-cudagraph-capture-size optimization-level shutdown-timeout "
-    "stream-interval max-logprobs api-server-count cudagraph-capture-sizes max-log-len".split()
+    [
+        "port",
+        "tensor-parallel-size",
+        "pipeline-parallel-size",
+        "data-parallel-size",
+        "max-num-seqs",
+        "seed",
+        "block-size",
+        "num-gpu-blocks-override",
+        "spec-tokens",
+        "max-cudagraph-capture-size",
+        "optimization-level",
+        "shutdown-timeout",
+        "stream-interval",
+        "max-logprobs",
+        "api-server-count",
+        "cudagraph-capture-sizes",
+        "max-log-len",
+    ]
 )
-_SIZES = frozenset("max-model-len max-num-batched-tokens kv-cache-memory-bytes max-num-scheduled-tokens".split())
-_FLOATS = frozenset("gpu-memory-utilization cpu-offload-gb kv-offloading-size".split())
+_SIZES = frozenset(["max-model-len", "max-num-batched-tokens", "kv-cache-memory-bytes", "max-num-scheduled-tokens"])
+_FLOATS = frozenset(["gpu-memory-utilization", "cpu-offload-gb", "kv-offloading-size"])
 _JSON = re.compile(r".*-(config|kwargs)$|^hf-overrides$|^limit-mm-per-prompt$|^reasoning-config$")
 _NOT_JSON = frozenset({"config", "generation-config"})
 _NUMBER = re.compile(r"^-\d+$|^-\d*\.\d+$")
@@ -105,7 +121,7 @@ class Settings:
 
 
 def usage() -> str:
-    """vLLM 0.26.0's usage text."""
+    """The usage text of vLLM 0.26.0."""
     return (_DATA / "usage.txt").read_text(encoding="utf-8")
 
 

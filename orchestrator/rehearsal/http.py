@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on asyncio and httptools, with uvicorn's manners.
 
-It stands here because importing a full framework costs more CPU than a whole rehearsal boot may.  Answers are written by
-callbacks, not coroutines: a stream is a handful of writes.
+It stands here because importing a full framework costs more CPU than a whole rehearsal boot may.  Answers are written
+by callbacks, not coroutines: a stream is a handful of writes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ class Log:
             eighths = done * 80 // total
             block = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
             left = int((total - done) / rate)
-            text += f"\r{title}: {done * 100 // total:3d}%|{block:<10}| {done}/{total} [00:00<00:{left:02d}, {rate:.2f}it/s]"
+            progress = f"{done * 100 // total:3d}%|{block:<10}| {done}/{total}"
+            text += f"\r{title}: {progress} [00:00<00:{left:02d}, {rate:.2f}it/s]"
         _write(_STDERR, f"{self.prefix}{text}\n")
 
     def _logger(self, level: str, source: str, message: str) -> None:

@@ -35,7 +35,7 @@ class Fit(Enum):
 
 
 def default_capture_sizes(largest: int) -> tuple[int, ...]:
-    """vLLM's default graph sizes up to ``largest``: 1, 2, 4, then by 8 to 256, then by 16 to 512."""
+    """Default graph sizes of vLLM up to ``largest``: 1, 2, 4, then by 8 to 256, then by 16 to 512."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, _LARGEST_SIZE + 1, 16)]
     return tuple(size for size in sizes if size <= largest)
 

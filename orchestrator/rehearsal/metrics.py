@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import gc
-import os
 import resource
 import sys
 import time
@@ -13,10 +12,22 @@ from pathlib import Path
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
-_SECONDS_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
-_SECONDS_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
-_SECONDS_REQUEST = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
-_SECONDS_HIGHR = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0)  # fmt: skip
+_SECONDS_TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_SECONDS_TOKEN = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_SECONDS_REQUEST = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_SECONDS_HIGHR = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0),
+)
 _ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -121,7 +132,7 @@ class Histogram:
 
 def one_two_five(limit: int) -> list[int]:
     """1, 2, 5, 10, 20, … up to ``limit``: vLLM's edges for token counts."""
-    edges = []
+    edges: list[int] = []
     power = 1
     while True:
         for mantissa in (1, 2, 5):
@@ -152,12 +163,13 @@ class EngineMetrics:
             return Histogram(f"vllm:{name}", text, base, edges)
 
         tokens = one_two_five(max_model_len)
-        flops = "Estimated number of {} per GPU{}."
-        self._idle = [
-            counter("estimated_flops_per_gpu", flops.format("floating point operations", " (for Model Flops Utilization calculations)")),
-            counter("estimated_read_bytes_per_gpu", flops.format("bytes read from memory", " (for Model Flops Utilization calculations)")),
-            counter("estimated_write_bytes_per_gpu", flops.format("bytes written to memory", " (for Model Flops Utilization calculations)")),
-        ]  # fmt: skip
+        mfu = (
+            ("flops", "floating point operations per GPU"),
+            ("read_bytes", "bytes read from memory per GPU"),
+            ("write_bytes", "bytes written to memory per GPU"),
+        )
+        why = "(for Model Flops Utilization calculations)."
+        self._idle = [counter(f"estimated_{name}_per_gpu", f"Estimated number of {text} {why}") for name, text in mfu]
         self.running = Gauge("vllm:num_requests_running", "Number of requests in model execution batches.", one)
         self.waiting = Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", one)
         self.waiting_by_reason = Gauge(
@@ -316,7 +328,8 @@ class HttpMetrics:
         if (handler, method) not in self._latency:
             self._latency[handler, method] = Histogram(
                 "http_request_duration_seconds",
-                "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. ",
+                "Latency with only few buckets by handler. "
+                "Made to be only used if aggregation by handler is important. ",
                 {"handler": handler, "method": method},
                 (0.1, 0.5, 1.0),
             )
@@ -397,7 +410,12 @@ def process_lines(started: float) -> Iterable[str]:
             "counter",
             usage.ru_utime + usage.ru_stime,
         ),
-        ("process_open_fds", "Number of open file descriptors.", "gauge", len(os.listdir("/proc/self/fd"))),
+        (
+            "process_open_fds",
+            "Number of open file descriptors.",
+            "gauge",
+            sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        ),
         (
             "process_max_fds",
             "Maximum number of open file descriptors.",

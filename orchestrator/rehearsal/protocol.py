@@ -70,10 +70,12 @@ def body_of(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except ValueError as error:
-        message = f"[{{'type': 'json_invalid', 'loc': ('body', 0), 'msg': 'JSON decode error', 'ctx': {{'error': '{error}'}}}}]"
+        detail = f"'msg': 'JSON decode error', 'ctx': {{'error': {str(error)!r}}}"
+        message = f"[{{'type': 'json_invalid', 'loc': ('body', 0), {detail}}}]"
         raise Refusal(message, kind="Bad Request") from None
     if not isinstance(body, dict):
-        raise Refusal("[{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary or object to extract fields from'}]", kind="Bad Request")  # fmt: skip
+        message = "[{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}]"
+        raise Refusal(message, kind="Bad Request")
     return body
 
 

@@ -11,59 +11,57 @@ from typing import Any
 
 from orchestrator.rehearsal import log as logs
 from orchestrator.rehearsal.api import Api
-from orchestrator.rehearsal.flags import Settings
 from orchestrator.rehearsal.http import Connection, Server
 from orchestrator.rehearsal.log import Log
-from orchestrator.rehearsal.personality import Personality
-from orchestrator.rehearsal.wire import Gone, Wire
+from orchestrator.rehearsal.setup import EngineHandle, Setup
+from orchestrator.rehearsal.wire import Gone
 
 _SIGNAL_GRACE_S = 0.05  # a stop that signals all processes reaches us within this after the engine's end
+_INIT_FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 _ROUTES = (
-    ("/openapi.json", "HEAD, GET"), ("/docs", "HEAD, GET"), ("/docs/oauth2-redirect", "HEAD, GET"), ("/redoc", "HEAD, GET"),
-    ("/load", "GET"), ("/version", "GET"), ("/health", "GET"), ("/metrics", "GET"), ("/tokenize", "POST"),
-    ("/v1/models", "GET"), ("/ping", "GET"), ("/ping", "POST"), ("/v1/chat/completions", "POST"), ("/v1/completions", "POST"),
-)  # fmt: skip
+    *((path, "HEAD, GET") for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")),
+    *((path, "GET") for path in ("/load", "/version", "/health", "/metrics")),
+    ("/tokenize", "POST"),
+    ("/v1/models", "GET"),
+    ("/ping", "GET"),
+    ("/ping", "POST"),
+    ("/v1/chat/completions", "POST"),
+    ("/v1/completions", "POST"),
+)
 
 
 class ApiServer:
     """One server process, from the first line to its exit status.
 
     Args:
-        settings: The flags.
-        personality: The constants.
-        scale: Time scale.
+        setup: Flags, constants, time scale.
         log: The log of this process.
         listener: The bound socket; it listens only when all is ready.
-        engine: Process id of EngineCore.
-        wire: The way to it.
+        engine: EngineCore, already booting.
         boot_signals: SIGTERMs that came before the event loop ran.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        personality: Personality,
-        scale: float,
+        setup: Setup,
         log: Log,
         listener: socket.socket,
-        engine: int,
-        wire: Wire,
+        engine: EngineHandle,
         boot_signals: list[int],
     ) -> None:
-        self.settings = settings
-        self.personality = personality
-        self.scale = scale
+        self.setup = setup
+        self.settings = setup.settings
+        self.personality = setup.personality
+        self.scale = setup.scale
         self.log = log
         self.listener = listener
-        self.engine = engine
-        self.wire = wire
+        self.engine = engine.pid
+        self.wire = engine.wire
         self.boot_signals = boot_signals
-        self.boot_deaf = False
         self.api: Api | None = None
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[str] = self._loop.create_future()
         self._ready: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
-        self._facts: dict[str, Any] = {}
         self._told = False
 
     async def run(self) -> int:
@@ -76,7 +74,7 @@ class ApiServer:
             self.log.raw(
                 logs.traceback(
                     "api.init",
-                    error="RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+                    error=_INIT_FAILED,
                 )
             )
             return 1
@@ -88,7 +86,13 @@ class ApiServer:
             keep_alive_s=float(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE") or self.personality.server.keep_alive_s),
         )
         self._announce()
-        listening = await self._listen(server)
+        try:
+            listening = await self._listen(server)
+        except OSError as error:
+            # Somebody else has begun to listen since we bound: both binds succeed, the second listen does not.
+            self._kill_engine()
+            self.log.raw(["Traceback (most recent call last):", f"OSError: [Errno {error.errno}] {error.strerror}"])
+            return 1
         ticker = self._loop.create_task(self._tick())
         why = await self._end
         ticker.cancel()
@@ -119,7 +123,7 @@ class ApiServer:
         return bool(self.boot_signals)
 
     def _make_api(self, facts: dict[str, Any]) -> Api:
-        return Api(self.settings, self.personality, self.log, self.wire, facts, self._trouble)
+        return Api(self.setup, self.log, self.wire, facts, self._trouble)
 
     def _announce(self) -> None:
         log, host, port = self.log, self.settings.host or "0.0.0.0", self.settings.port  # noqa: S104 - vLLM's default
@@ -130,7 +134,10 @@ class ApiServer:
             "override this.",
         )
         if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
-            log.at_warning("api_router.py:27", "SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!")  # fmt: skip
+            log.at_warning(
+                "api_router.py:27",
+                "SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!",
+            )
         log.at_info("api_server.py:677", f"Starting vLLM server on http://{host}:{port}")
         log.at_info("launcher.py:37", "Available routes are:")
         for path, methods in _ROUTES:
@@ -217,8 +224,10 @@ class ApiServer:
         log.at_info("core_client.py:655", f"[shutdown] MPClient: start timeout={timeout}s")
         log.at_info("core_client.py:657", "[shutdown] MPClient: stopping engine manager")
         until = self._loop.time() + timeout
-        while timeout and api.generations and self._loop.time() < until:
-            await asyncio.sleep(0.01)
+        while timeout and api.generations and (left := until - self._loop.time()) > 0:
+            api.emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(api.emptied.wait(), left)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.engine, signal.SIGTERM)
         api.abort_all()
@@ -263,19 +272,10 @@ class ApiServer:
             os.waitpid(self.engine, 0)
 
 
-def serve(
-    settings: Settings,
-    personality: Personality,
-    scale: float,
-    log: Log,
-    listener: socket.socket,
-    engine: int,
-    wire: Wire,
-    noted: list[int],
-) -> int:
+def serve(setup: Setup, log: Log, listener: socket.socket, engine: EngineHandle, noted: list[int]) -> int:
     """Runs the API server until its end; returns the exit status."""
 
     async def main() -> int:
-        return await ApiServer(settings, personality, scale, log, listener, engine, wire, noted).run()
+        return await ApiServer(setup, log, listener, engine, noted).run()
 
     return asyncio.run(main())

@@ -12,10 +12,9 @@ from orchestrator.rehearsal import caches as cache_store
 from orchestrator.rehearsal import log as logs
 from orchestrator.rehearsal import state
 from orchestrator.rehearsal.caches import Caches
-from orchestrator.rehearsal.flags import Settings
 from orchestrator.rehearsal.log import Log
 from orchestrator.rehearsal.memory import GIB_IN_MIB, MIB, Ledger, make_ledger
-from orchestrator.rehearsal.personality import Personality
+from orchestrator.rehearsal.setup import Setup
 from orchestrator.rehearsal.speed import Pace
 from orchestrator.rehearsal.wire import Phases
 
@@ -57,16 +56,14 @@ class Starter:
     """Boots one EngineCore.
 
     Args:
-        settings: The flags.
-        personality: The constants.
-        scale: Time scale.
+        setup: Flags, constants, time scale.
         workers: Process ids of the tensor parallel workers; empty for one rank, which EngineCore serves itself.
     """
 
-    def __init__(self, settings: Settings, personality: Personality, scale: float, workers: list[int]) -> None:
-        self.settings = settings
-        self.personality = personality
-        self.phases = Phases(scale)
+    def __init__(self, setup: Setup, workers: list[int]) -> None:
+        settings = self.settings = setup.settings
+        personality = self.personality = setup.personality
+        self.phases = Phases(setup.scale)
         self.core = Log("EngineCore")
         self.ranks = [Log(f"Worker_TP{rank}", pid) for rank, pid in enumerate(workers)] or [self.core]
         self.first = self.ranks[0]
@@ -212,7 +209,9 @@ class Starter:
         span = f"compile range (1, {settings.max_num_batched_tokens})"
         self.phases.spend(boot.dynamo_warm_s if caches.loaded else boot.dynamo_cold_s)
         dynamo = time.monotonic() - began
-        self.first.at_info("backends.py:1094", f"Using cache directory: {caches.rank_folder(0)} for vLLM's torch.compile")
+        self.first.at_info(
+            "backends.py:1094", f"Using cache directory: {caches.rank_folder(0)} for vLLM's torch.compile"
+        )
         self.first.at_info("backends.py:1155", f"Dynamo bytecode transform time: {dynamo:.2f} s")
         if caches.loaded:
             took = self.phases.spend(boot.load_s)
@@ -220,7 +219,9 @@ class Starter:
                 "backends.py:292", f"Directly load the compiled graph(s) for {span} from the cache, took {took:.3f} s"
             )
             for rank, rank_log in enumerate(self.ranks):
-                rank_log.at_info("decorators.py:308", f"Directly load AOT compilation from path {caches.artefact(rank)}")
+                rank_log.at_info(
+                    "decorators.py:308", f"Directly load AOT compilation from path {caches.artefact(rank)}"
+                )
         else:
             took = self.phases.spend(boot.inductor_s)
             self.first.at_info("backends.py:378", f"Cache the graph of {span} for later use")
@@ -243,8 +244,8 @@ class Starter:
             self.first.at_info(
                 "gpu_worker.py:479",
                 f"Initial free memory {_gib(ledger.free_at_start)} GiB, reserved {_gib(ledger.kv)} GiB memory for KV "
-                "Cache as specified by kv_cache_memory_bytes config and skipped memory profiling. This does not respect "
-                "the gpu_memory_utilization config.",
+                "Cache as specified by kv_cache_memory_bytes config and skipped memory profiling. This does not "
+                "respect the gpu_memory_utilization config.",
             )
         if ledger.kv <= 0:
             raise StartFailure(
@@ -258,8 +259,8 @@ class Starter:
             raise StartFailure(
                 "start.kv",
                 "ValueError: To serve at least one request with the model's max seq len "
-                f"({settings.max_model_len}), ({_gib(needed)} GiB KV cache is needed, which is larger than the available "
-                f"KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated maximum model "
+                f"({settings.max_model_len}), ({_gib(needed)} GiB KV cache is needed, which is larger than the "
+                f"available KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated maximum model "
                 f"length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
                 f"backend) or decreasing `max_model_len` when initializing the engine. {_SEE}",
             )
@@ -323,23 +324,48 @@ class Starter:
         filling = int((ledger.kv + ledger.spare - 150) * MIB)
         self.first.at_info(
             "gpu_worker.py:857",
-            f"Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on startup. Desired GPU "
-            f"memory utilization is ({settings.gpu_memory_utilization}, {_gib(ledger.requested)} GiB). Actual usage is "
+            f"Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on startup. Desired "
+            f"GPU memory utilization is ({settings.gpu_memory_utilization}, {_gib(ledger.requested)} GiB). Actual usage is "
             f"{_gib(ledger.weights)} GiB for weight, {_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for "
             f"non-torch memory, and {graphs_gib:.2f} GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
-            f"with `--kv-cache-memory={fitting}` ({fitting / MIB / GIB_IN_MIB:.2f} GiB) to fit into requested memory, or "
-            f"`--kv-cache-memory={filling}` ({filling / MIB / GIB_IN_MIB:.2f} GiB) to fully utilize gpu memory. Current "
-            f"kv cache memory in use is {_gib(ledger.kv)} GiB.",
+            f"with `--kv-cache-memory={fitting}` ({fitting / MIB / GIB_IN_MIB:.2f} GiB) to fit into requested memory, "
+            f"or `--kv-cache-memory={filling}` ({filling / MIB / GIB_IN_MIB:.2f} GiB) to fully utilize gpu memory. "
+            f"Current kv cache memory in use is {_gib(ledger.kv)} GiB.",
         )
+
+    def report(self, failure: StartFailure) -> NoReturn:
+        """Prints a failed start as vLLM does and ends the process with status 1."""
+        lines = logs.frames(failure.section, root=str(self.caches.root), aot=self.caches.aot_hash)
+        error = failure.error
+        cut = next((number for number, line in enumerate(lines) if "gpu_worker.py" in line), None)
+        if len(self.ranks) > 1 and cut is not None:
+            starting = failure.section == "start.memory"
+            title = "WorkerProc failed to start." if starting else "WorkerProc hit an exception."
+            source = "multiproc_executor.py:948" if starting else "multiproc_executor.py:1020"
+            for rank_log in self.ranks:
+                rank_log.at_error(source, "\n".join([title, lines[0], *lines[cut:], error]))
+            keep = next(number for number, line in enumerate(lines) if "uniproc_executor.py" in line)
+            lines = lines[:keep]
+            error = _WORKER_INIT if starting else worker_failed(error.partition(": ")[2])
+        fail(self.core, [*lines, error])
 
     def _torch_oom(self, wanted: float, free: float, pools: float = 0.0) -> str:
         return torch_oom(self.personality.memory.total_mib, wanted, free, pools)
 
 
+_WORKER_INIT = (
+    "Exception: WorkerProc initialization failed due to an exception in a background process. "
+    "See stack trace for root cause."
+)
 IR_PRIORITY = (
     "Final IR op priority after setting platform defaults: IrOpPriorityConfig(rms_norm=['native'], "
     "fused_add_rms_norm=['native'])"
 )
+
+
+def worker_failed(error: str) -> str:
+    """The last line of EngineCore's traceback when a worker process has raised."""
+    return f"RuntimeError: Worker failed with error '{error}', please check the stack trace above for the root cause"
 
 
 def torch_oom(total: float, wanted: float, free: float, pools: float = 0.0) -> str:
@@ -347,10 +373,10 @@ def torch_oom(total: float, wanted: float, free: float, pools: float = 0.0) -> s
     free = max(free, 0.0)
     private = f", with {pools:.2f} MiB allocated in private pools (e.g., CUDA Graphs)" if pools else ""
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU 0 has a total capacity of "
-        f"{total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, this process has "
-        f"{(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory {(total - free - 900) / GIB_IN_MIB:.2f} "
-        f"GiB is allocated by PyTorch{private}, and 31.64 MiB is reserved by PyTorch but unallocated. If reserved but "
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU 0 has a total capacity "
+        f"of {total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, this process has "
+        f"{(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory "
+        f"{(total - free - 900) / GIB_IN_MIB:.2f} GiB is allocated by PyTorch{private}, and 31.64 MiB is reserved by PyTorch but unallocated. If reserved but "
         "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
         "fragmentation.  See documentation for Memory Management  "
         "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"

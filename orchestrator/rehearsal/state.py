@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 from pathlib import Path
 
@@ -85,4 +86,4 @@ def boot_factor(digest: str, boot: int, seed: int, spread: float) -> float:
     """The step-time factor of a boot: mean 1, standard deviation ``spread``, uniform."""
     raw = hashlib.sha256(f"{seed}:{digest}:{boot}".encode()).digest()
     uniform = int.from_bytes(raw[:4], "big") / 2**32
-    return 1.0 + spread * (uniform - 0.5) * 12.0**0.5
+    return 1.0 + spread * (uniform - 0.5) * math.sqrt(12.0)
