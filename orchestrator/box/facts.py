@@ -241,7 +241,7 @@ def engine_of(program: Sequence[str]) -> str | None:
 
 
 def _read(argvs: set[tuple[str, ...]], transport: Transport, engine: str | None) -> dict[tuple[str, ...], str | None]:
-    """Each command's output, None when it failed or is not there. \\x1e parts them: no output of ours holds it."""
+    r"""Each command's output, None when it failed or is not there. \\x1e parts them: no output of ours holds it."""
     ordered = sorted(argv for argv in argvs if engine is not None or ENGINE not in argv)
     commands = [shlex.join(engine if word == ENGINE and engine else word for word in argv) for argv in ordered]
     script = "".join(f"{command} 2>/dev/null </dev/null\nprintf '\\036%d\\036' $?\n" for command in commands)
