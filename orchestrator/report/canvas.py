@@ -109,18 +109,19 @@ def _style(ink: Ink) -> dict[Any, Any]:
     }
 
 
-def _figure(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | None, rehearsal: bool) -> Figure:
+def lay_out(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | None, rehearsal: bool) -> Figure:
+    """Panels in a grid, with a title or without; stamped across when it is a rehearsal."""
     rows = math.ceil(len(panels) / columns)
     width = columns * max(panel.width for panel in panels)
     figure = Figure(
         figsize=(width, rows * max(panel.height for panel in panels) + (0.45 if title else 0)), layout="constrained"
     )
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, one in zip(panels, axes, strict=False):
         panel.draw(one, ink)
         if panel.title:
             one.set_title(panel.title)
-    for one in list(axes)[len(panels) :]:
+    for one in axes[len(panels) :]:
         one.set_axis_off()
     if title is not None:
         stamp = f"   {words.REHEARSAL}" if rehearsal else ""
@@ -154,7 +155,7 @@ def png(panels: Sequence[Panel], title: str, *, rehearsal: bool) -> bytes:
     """All panels of one figure on white paper, two in a row."""
     with mpl.rc_context(_style(LIGHT)):
         columns = 1 if len(panels) == 1 else 2
-        figure = _figure(panels, columns, ink=LIGHT, title=words.clean(title, 90), rehearsal=rehearsal)
+        figure = lay_out(panels, columns, ink=LIGHT, title=words.clean(title, 90), rehearsal=rehearsal)
         buffer = io.BytesIO()
         # The stamp also stands in the file itself, for those who crop.
         note = {"Software": "coldboot", "Comment": words.REHEARSAL if rehearsal else "measured"}
@@ -167,7 +168,7 @@ def svgs(panels: Sequence[Panel], key: str, *, rehearsal: bool) -> tuple[str, ..
     found = []
     with mpl.rc_context(_style(_PLACEHOLDERS)):
         for place, panel in enumerate(panels):
-            figure = _figure([panel], 1, ink=_PLACEHOLDERS, title=None, rehearsal=rehearsal)
+            figure = lay_out([panel], 1, ink=_PLACEHOLDERS, title=None, rehearsal=rehearsal)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
             label = f"{panel.title or key}{f' ({words.REHEARSAL})' if rehearsal else ''}"

@@ -61,7 +61,8 @@ def excerpt(path: Path | None, telling: Sequence[Evidence]) -> tuple[Line, ...]:
     """The telling lines with `AROUND` lines on both sides; the telling lines alone where the journal is not there."""
     marks = {one.entry: one for one in telling}
     alone = tuple(
-        Line(one.entry, words.clean(redact_text(one.text), LINE_LIMIT), one.rule) for one in telling[:MOST_LINES]
+        Line(one.entry, words.clean(redact_text(one.text), LINE_LIMIT), words.clean(one.rule, 40))
+        for one in telling[:MOST_LINES]
     )
     if not marks or path is None or not path.is_file():
         return alone
@@ -73,10 +74,14 @@ def excerpt(path: Path | None, telling: Sequence[Evidence]) -> tuple[Line, ...]:
         if entry in wanted:
             mark = marks.get(entry)
             # Another numbering than the classifier's would mark innocent lines: then the telling lines stand alone.
-            if mark is not None and words.clean(mark.text)[:40] not in words.clean(text):
+            if mark is not None and words.clean(mark.text, 200).rstrip("…") not in words.clean(text):
                 return alone
             found.append(
-                Line(entry, words.clean(redact_text(text), LINE_LIMIT), mark.rule if mark is not None else None)
+                Line(
+                    entry,
+                    words.clean(redact_text(text), LINE_LIMIT),
+                    words.clean(mark.rule, 40) if mark is not None else None,
+                )
             )
     return _shortened(found) if found else alone
 

@@ -58,7 +58,8 @@ def dashes(variant: VariantView) -> Any:
     return (0, (4, 2)) if variant.verdict.verdict == "REJECTED" else "solid"
 
 
-def _name(text: str) -> str:
+def name_shown(text: str) -> str:
+    """A foreign name as a label: harmless, not too long, and without mathematics."""
     # A dollar sign would start matplotlib's own mathematics.
     return words.clean(text, NAME_LIMIT).replace("$", r"\$")
 
@@ -98,7 +99,7 @@ def _draw_boots(ax: Axes, ink: Ink, rows: Sequence[tuple[VariantView, CellView]]
     most = max(values, default=1.0)
     ax.set_xlim(0, most * 1.16)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_yticks(range(len(rows)), [_name(variant.verdict.name) for variant, _ in rows], color=ink.text)
+    ax.set_yticks(range(len(rows)), [name_shown(variant.verdict.name) for variant, _ in rows], color=ink.text)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
     ax.set_xlabel("tok/s (each mark is one boot)")
@@ -245,7 +246,7 @@ def _draw_throughput(
                     linestyle="none",
                     zorder=4,
                 )
-        name = _name(variant.verdict.name) + (" (rejected)" if rejected else "")
+        name = name_shown(variant.verdict.name) + (" (rejected)" if rejected else "")
         handles.append(Line2D([], [], color=paint, marker=shape, markersize=5.5, linestyle=line, label=name))
     values = [point.value for _, mine in cells for cell in mine for point in cell.points if point.value is not None]
     ax.set_ylim(0, max(values, default=1.0) * 1.1)
@@ -288,7 +289,7 @@ def _latency(view: View) -> list[Panel]:
                 style: dict[str, Any] = {"color": colour(variant, ink), "marker": marker(variant), "markersize": 5.0}
                 style["linestyle"] = dashes(variant)
                 ax.plot([level for level, _ in line], [value for _, value in line], linewidth=1.4, **style)
-                handles.append(Line2D([], [], label=_name(variant.verdict.name), **style))
+                handles.append(Line2D([], [], label=name_shown(variant.verdict.name), **style))
             _log_where_wide(ax, [value for _, line in lines for _, value in line])
             _levels(ax, view.concurrency)
             ax.set_ylabel("ms, median boot")
@@ -323,7 +324,7 @@ def _timeline(view: View) -> list[Panel]:
     def draw(ax: Axes, ink: Ink) -> None:
         for row, boot in enumerate(shown):
             _draw_timeline(ax, ink, row, boot)
-        ax.set_yticks(range(len(shown)), [_name(boot.name) for boot in shown], color=ink.text, fontsize=7.5)
+        ax.set_yticks(range(len(shown)), [name_shown(boot.name) for boot in shown], color=ink.text, fontsize=7.5)
         ax.set_ylim(len(shown) - 0.4, -0.6)
         ax.set_xlim(left=0)
         ax.margins(x=0.16)
@@ -413,7 +414,7 @@ def _rulers(view: View) -> list[Panel]:
                 color=colour(by_name[name], ink),
                 marker=marker(by_name[name]),
                 linestyle="none",
-                label=_name(name),
+                label=name_shown(name),
             )
             for name in names
         ]
@@ -439,7 +440,7 @@ def _order(view: View) -> list[Panel]:
                 [place for place, _ in line], y, marker=shape, color=paint, markersize=5, linestyle="none", zorder=3
             )
             handles.append(
-                Line2D([], [], color=paint, marker=shape, linestyle="none", label=_name(variant.verdict.name))
+                Line2D([], [], color=paint, marker=shape, linestyle="none", label=name_shown(variant.verdict.name))
             )
         ax.axhline(0, color=ink.muted, linewidth=0.8)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -31,11 +31,19 @@ def escape(text: str) -> str:
     """Foreign text as text: no markup, no HTML, no mention, no link, no break out of a table's cell."""
     flat = html.escape(words.clean(text), quote=False)
     flat = _SPECIAL.sub(lambda match: f"\\{match.group(1)}" if match.group(1) in _ALWAYS else match.group(1), flat)
-    # GitHub turns @name into a mention and #1 into a reference; an invisible word joiner keeps both as they stand.
-    flat = re.sub(r"([@#])(?=\w)", "\\1\N{WORD JOINER}", flat)
-    flat = re.sub(r"(?i)\b(https?|ftp):", "\\1\N{WORD JOINER}:", flat)
+    flat = _quiet(flat)
     # At the start of a line these would begin a list, a heading, a quotation or a rule.
     return re.sub(r"^(\s*)([#+>=-]|\d+[.)])", r"\1\\\2", flat)
+
+
+def _quiet(text: str) -> str:
+    """GitHub makes mentions, references and links of plain text: an invisible word joiner keeps it as it stands."""
+    return re.sub(r"(?i)([@#])(?=\w)|\b(https?|ftp)(?=:)|\b(www)(?=\.)", "\\g<0>\N{WORD JOINER}", text)
+
+
+def _summary(text: str, rest: str) -> str:
+    """A fold with foreign text as its title; inside HTML no Markdown is read, but mentions are."""
+    return f"<details><summary>{_quiet(html.escape(words.clean(text), quote=False))}</summary>\n\n{rest}\n\n</details>"
 
 
 def fenced(lines: Sequence[str]) -> str:
@@ -126,7 +134,7 @@ def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozen
 
 
 def _folded(table: Table) -> str:
-    return f"<details><summary>{html.escape(table.title)}</summary>\n\n{_table(table)}\n\n</details>"
+    return _summary(table.title, _table(table))
 
 
 def _evidence(view: View, *, whole: bool) -> Iterator[str]:
@@ -152,6 +160,5 @@ def _journal(evidence: EvidenceView, *, whole: bool) -> str:
             lines.append("   …")
         lines.append(f"{'>>' if line.rule is not None else '  '} {line.entry:>5}  {line.text}")
         last = line.entry
-    title = html.escape(f"{evidence.boot}: {evidence.title}")
     notes = "".join(f"\n\n{escape(note)}" for note in evidence.notes)
-    return f"<details><summary>{title} (>> marks the telling lines)</summary>\n\n{fenced(lines)}{notes}\n\n</details>"
+    return _summary(f"{evidence.boot}: {evidence.title} (>> marks the telling lines)", f"{fenced(lines)}{notes}")

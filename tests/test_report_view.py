@@ -1,0 +1,301 @@
+"""What a report says, before any format: sentences, cells, evidence, exclusions, provenance."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
+
+from orchestrator import verdict
+from orchestrator.records import BootResult, Evidence, Level, Series
+from orchestrator.report import build_view, commands, evidence, words
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return sample(tmp_path_factory.mktemp("gwen") / "boots")
+
+
+@pytest.fixture(scope="module")
+def view(made):
+    return made.view()
+
+
+def cell_of(view, variant, level):
+    one = next(one for one in view.variants if one.verdict.name == variant)
+    return next(cell for cell in one.cells if cell.verdict.concurrency == level)
+
+
+def table_of(view, key, title):
+    return next(table for table in view.section(key).tables if table.title.startswith(title))
+
+
+def test_the_answer_names_winner_doubt_rejections_and_what_production_is(view):
+    assert view.headline == "spec-1 wins, provisionally; 3 of 5 variants are rejected."
+    assert "Production, spec-3, is itself REJECTED (cold_boot_fatal)" in view.sureness[0]
+
+
+def test_every_agreement_says_what_it_is_worth(view):
+    assert "3 of 3 agree: a slow mode in up to 63 % of boots would still be unseen" in view.sureness[1]
+    assert "spec-1 at 1, 2, 4 and 8" in view.sureness[1]
+    assert cell_of(view, "spec-8", 2).agreement is not None
+    assert cell_of(view, "spec-8", 1).agreement is None  # its boots disagree: there is no agreement to speak of
+
+
+def test_the_winner_stands_first_and_the_rejected_last_in_file_order(view):
+    assert [one.verdict.name for one in view.variants] == ["spec-1", "no-spec", "spec-3", "spec-5", "spec-8"]
+    assert [one.index for one in view.variants] == [1, 0, 2, 3, 4]  # colours stay with the file's order
+
+
+def test_a_cell_that_does_not_reproduce_shows_its_boots_and_no_mean(view):
+    cell = cell_of(view, "spec-8", 1)
+    values = [point.value for point in cell.points]
+    assert cell.verdict.estimate is None
+    assert cell.short == " · ".join(f"{value:.1f}" for value in values)
+    assert "does not reproduce" in cell.long
+
+
+def test_boots_without_a_value_say_why(view):
+    assert {point.why for point in cell_of(view, "spec-3", 1).points} == {"triton_oom at first_request"}
+    assert {point.status for point in cell_of(view, "spec-3", 1).points} == {"died"}
+    assert {(point.status, point.why) for point in cell_of(view, "spec-5", 8).points} == {("failed", "HTTP 500")}
+
+
+def test_cache_states_are_never_pooled_into_one_cell():
+    boots = tuple(
+        BootResult(
+            boot=f"b{number:02d}",
+            variant="a",
+            cache=cache,
+            block=number,
+            position=number,
+            outcome="completed",
+            levels=(Level(concurrency=1, value=value),),
+        )
+        for number, (cache, value) in enumerate(
+            (("cold", 50.0), ("warm", 80.0), ("cold", 51.0), ("warm", 81.0)), start=1
+        )
+    )
+    series = Series(experiment="two", variants=("a",), boots=boots)
+    view = build_view((), series, verdict.judge(series), None)
+    by_cache = {
+        cell.verdict.cache: [(point.boot, point.value) for point in cell.points] for cell in view.variants[0].cells
+    }
+    assert by_cache == {"cold": [("b01", 50.0), ("b03", 51.0)], "warm": [("b02", 80.0), ("b04", 81.0)]}
+
+
+def test_a_rejected_variant_brings_its_journal_with_the_telling_lines_marked(view):
+    spec3 = next(one for one in view.variants if one.verdict.name == "spec-3")
+    assert [one.boot for one in spec3.evidence] == ["b01-spec-3", "b02-spec-3", "b03-spec-3"]
+    first = spec3.evidence[0]
+    assert first.title == "fatal in phase first_request: triton_oom"
+    assert [(line.entry, line.rule) for line in first.lines if line.rule] == [(4, "EngineCoreFatal"), (8, "TritonOom")]
+    assert [line.entry for line in first.lines] == list(range(1, 11))  # three lines around each, none twice
+    assert first.source == "boots/b01-spec-3/journal.jsonl"
+    assert "3 of 3 cold boots never got to the trials: triton_oom at first_request (3)" in spec3.notes[0]
+
+
+def test_errors_of_a_living_engine_are_shown_from_its_log(view):
+    spec5 = next(one for one in view.variants if one.verdict.name == "spec-5")
+    assert [line.rule for line in spec5.evidence[0].lines] == [None, "ErrorLine", "Answered5xx"]
+    assert any("at 8 streams, 3 of 3 boots failed (HTTP 500 × 24)" in note for note in spec5.notes)
+    assert any(
+        note.startswith("collapses_with_concurrency") and "b01-spec-5 63.3 → 58.9 → 15" in note for note in spec5.notes
+    )
+
+
+def test_the_winner_has_no_evidence_against_it(view):
+    assert view.variants[0].evidence == ()
+    assert view.variants[0].notes == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "phase", "noted"),
+    [
+        ("triton_oom", "first_request", True),
+        ("triton_oom", None, True),  # recorded by hand, without a phase
+        ("triton_oom", "graph_capture", False),
+        ("torch_oom", "first_request", False),
+    ],
+)
+def test_the_other_reading_as_graph_capture_stands_beside_a_triton_oom_at_the_first_request(cause, phase, noted):
+    boot = BootResult(
+        boot="b01",
+        variant="spec-3",
+        cache="cold",
+        block=1,
+        position=1,
+        outcome="crashed",
+        died=True,
+        died_before_trials=True,
+        cause=cause,
+        phase=phase,
+    )
+    series = Series(experiment="seed", variants=("spec-3",), boots=(boot,))
+    notes = build_view((), series, verdict.judge(series), None).variants[0].notes
+    assert (evidence.GRAPH_CAPTURE_NOTE in notes) is noted
+
+
+def test_without_the_journal_file_the_telling_lines_stand_alone(tmp_path):
+    lines = evidence.excerpt(tmp_path / "not-there.jsonl", TRITON_EVIDENCE)
+    assert [(line.entry, line.text) for line in lines] == [(4, TRITON_LINES[4]), (8, TRITON_LINES[8])]
+
+
+def test_a_journal_numbered_otherwise_never_marks_an_innocent_line(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps({"MESSAGE": line}) + "\n" for line in ("one more line", *TRITON_LINES)), "utf-8")
+    lines = evidence.excerpt(path, TRITON_EVIDENCE)
+    assert [line.text for line in lines] == [TRITON_LINES[4], TRITON_LINES[8]]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('{"MESSAGE": "as a string"}', "as a string"),
+        ('{"MESSAGE": [27, 91, 109, 195, 169]}', "\x1b[mé"),
+        ('{"MESSAGE": null}', ""),
+        ('{"message": "our own"}', "our own"),
+        ("a plain line", "a plain line"),
+        ("{not json", "{not json"),
+    ],
+)
+def test_a_journal_line_is_read_in_every_form(line, text):
+    assert evidence.message(line) == text
+
+
+def test_an_excerpt_of_many_telling_lines_keeps_the_telling_ones(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(f"line {number}\n" for number in range(1000)), "utf-8")
+    many = [Evidence(entry=number, rule="R", text=f"line {number}") for number in range(0, 400, 10)]
+    lines = evidence.excerpt(path, many)
+    assert len(lines) == evidence.MOST_LINES
+    assert sum(line.rule is not None for line in lines) == 40
+
+
+def test_what_was_left_out_is_listed_with_its_reason(view):
+    rows = view.section("excluded").tables[0].rows
+    assert rows == (
+        ("b01-spec-1", "spec-1", "trial at 4", "invalid", "MainPID changed during the window: 811 → 907"),
+        ("b02-no-spec", "no-spec", "whole boot", "disturbed", "no clean slate: process 4711 holds GPU memory"),
+    )
+
+
+def test_a_repeated_trial_counts_and_the_disturbed_one_does_not(view):
+    assert [point.status for point in cell_of(view, "spec-1", 4).points] == ["value"] * 3
+
+
+def test_nothing_left_out_is_said_too():
+    made = sample(boots=1)
+    clean = tuple(one for one in made.records if getattr(one, "valid", True))
+    section = build_view(clean, made.series, made.verdicts, None).section("excluded")
+    assert section.sentences == ("Nothing: every trial was valid, and every boot counts.",)
+
+
+def test_our_overhead_is_a_table_of_steps_and_leaves_the_rigs_waiting_out(view):
+    rows = {row[0]: row[1:] for row in table_of(view, "overhead", "Our overhead").rows}
+    assert rows["clean_slate"] == ("15", "0.090 s", "0.090 s")  # not the 120 s of the disturbed boot
+    assert rows["trials"] == ("12", "0.200 s", "0.200 s")
+    assert rows["whole boot"] == ("15", "0.560 s", "0.560 s")
+    assert "within the goal of 1 s" in view.section("overhead").sentences[1]
+
+
+def test_each_ruler_says_by_how_much_it_would_have_misled(view):
+    said = " ".join(view.section("rulers").sentences)
+    assert "The client's own count of tokens agrees with the counter within 0.04 % in 42 trials." in said
+    assert "Counting words would have said 29 % less than the counter" in said
+    assert "Counting SSE chunks would have put another variant on top" in said
+    assert "no-spec instead of spec-1 at 8" in said
+    chunks = {(one.variant, one.concurrency): one.chunks for one in view.rulers}
+    assert chunks["spec-1", 8] == pytest.approx(1 / 1.97)
+
+
+def test_what_moved_between_boots_is_told_by_tokens_per_step_and_steps(view):
+    row = view.section("attribution").tables[0].rows[0]
+    assert row[:2] == ("spec-8", "1")
+    assert row[5] == "5.80 / 5.80"
+    assert row[7] == "S (100 %)"
+
+
+def test_provenance_shows_each_command_beside_productions(view):
+    rows = {row[0]: row[1] for row in table_of(view, "provenance", "Effective commands").rows}
+    assert rows == {
+        "no-spec": "without --spec-method; without --spec-tokens",
+        "spec-1": "--spec-tokens 1 (was 3)",
+        "spec-3": "nothing",
+        "spec-5": "--spec-tokens 5 (was 3)",
+        "spec-8": "--spec-tokens 8 (was 3)",
+    }
+    setup = dict(table_of(view, "provenance", "Experiment").rows)
+    assert setup["seed"] == "7"
+    assert dict(table_of(view, "provenance", "Plan").rows)["looks"] == "3"
+    assert dict(table_of(view, "provenance", "Fingerprint").rows)["nvlink"] == "–"
+
+
+def test_secrets_stand_in_no_environment_table(view):
+    lines = [row[1] for row in table_of(view, "provenance", "Environment").rows]
+    assert "HF_TOKEN=[redacted]" in lines
+    assert not any("hf_x" in line for line in lines)
+
+
+def test_a_series_recorded_by_hand_needs_no_ledger():
+    made = sample(boots=2)
+    view = build_view((), made.series, made.verdicts, None)
+    assert view.section("rulers") is None
+    assert view.section("overhead") is None
+    assert "Recorded by hand" in view.section("provenance").sentences[0]
+    assert view.section("boots") is not None
+
+
+def test_a_boot_that_never_ended_is_told_as_aborted(made):
+    cut = tuple(
+        one for one in made.records if getattr(one, "boot", None) != "b03-no-spec" or one.kind == "boot_started"
+    )
+    series = made.series.model_copy(
+        update={"boots": tuple(boot for boot in made.series.boots if boot.boot != "b03-no-spec")}
+    )
+    view = build_view(cut, series, verdict.judge(series), None)
+    assert ("b03-no-spec", "no-spec", "whole boot", "aborted", "it never ended") in view.section("excluded").tables[
+        0
+    ].rows
+
+
+def test_flags_differ_by_value_by_absence_and_by_form():
+    base = (*BASE, "--a", "1", "--b", "--c=x y", "--api-key", "s3cret")
+    other = (*BASE[:3], "--max-num-seqs", "128", "--a=2", "--d", "p", "q", "--api-key", "other", "--port", "1")
+    assert commands.difference(base, other) == (
+        "--a 2 (was 1)",
+        "without --b",
+        "without --c",
+        "--d p q",
+    )
+    assert (
+        commands.shown(("x", "--api-key", "s3cret", "--api-key=s3cret"))
+        == "x --api-key '[redacted]' '--api-key=[redacted]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link", "link"),
+        ("10%\r50%\r100%", "100%"),
+        ("a\nb\tc", "a b    c"),
+        ("nul\x00 bell\x07", "nul\ufffd bell\ufffd"),
+        ("rtl\u202eevil", "rtl\ufffdevil"),
+        ("half \ud800 pair", "half \ufffd pair"),
+        ("a" * 20, "a" * 9 + "…"),
+    ],
+)
+def test_foreign_text_is_made_harmless(given, shown):
+    assert words.clean(given, 10 if len(given) == 20 and given[0] == "a" else None) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "–"), (0.0, "0.0"), (66.94, "66.9"), (999.94, "999.9"), (1234.5, "1234")]
+)
+def test_numbers_are_short_and_what_is_not_there_is_a_dash(value, shown):
+    assert words.number(value) == shown
