@@ -260,8 +260,8 @@ class Starter:
                 "start.kv",
                 "ValueError: To serve at least one request with the model's max seq len "
                 f"({settings.max_model_len}), ({_gib(needed)} GiB KV cache is needed, which is larger than the "
-                f"available KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated maximum model "
-                f"length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
+                f"available KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated "
+                f"maximum model length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
                 f"backend) or decreasing `max_model_len` when initializing the engine. {_SEE}",
             )
         self.core.at_info("kv_cache_utils.py:2177", f"GPU KV cache size: {ledger.kv_tokens:,} tokens")
@@ -325,8 +325,8 @@ class Starter:
         self.first.at_info(
             "gpu_worker.py:857",
             f"Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on startup. Desired "
-            f"GPU memory utilization is ({settings.gpu_memory_utilization}, {_gib(ledger.requested)} GiB). Actual usage is "
-            f"{_gib(ledger.weights)} GiB for weight, {_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for "
+            f"GPU memory utilization is ({settings.gpu_memory_utilization}, {_gib(ledger.requested)} GiB). Actual "
+            f"usage is {_gib(ledger.weights)} GiB for weight, {_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for "
             f"non-torch memory, and {graphs_gib:.2f} GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
             f"with `--kv-cache-memory={fitting}` ({fitting / MIB / GIB_IN_MIB:.2f} GiB) to fit into requested memory, "
             f"or `--kv-cache-memory={filling}` ({filling / MIB / GIB_IN_MIB:.2f} GiB) to fully utilize gpu memory. "
@@ -374,10 +374,10 @@ def torch_oom(total: float, wanted: float, free: float, pools: float = 0.0) -> s
     private = f", with {pools:.2f} MiB allocated in private pools (e.g., CUDA Graphs)" if pools else ""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU 0 has a total capacity "
-        f"of {total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, this process has "
-        f"{(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory "
-        f"{(total - free - 900) / GIB_IN_MIB:.2f} GiB is allocated by PyTorch{private}, and 31.64 MiB is reserved by PyTorch but unallocated. If reserved but "
-        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+        f"of {total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, this process "
+        f"has {(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory "
+        f"{(total - free - 900) / GIB_IN_MIB:.2f} GiB is allocated by PyTorch{private}, and 31.64 MiB is reserved "
+        "by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
         "fragmentation.  See documentation for Memory Management  "
         "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
