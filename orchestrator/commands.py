@@ -50,19 +50,21 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
     """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
 
     def wrap(function: Callable[..., int]) -> Callable[..., None]:
+        name = function.__name__.rstrip("_")
+
         @wraps(function)
         def ended(*args: Any, **kwargs: Any) -> None:
             try:
                 code = function(*args, **kwargs)
             except ColdbootError as error:
-                _say(f"coldboot {function.__name__}: {redact_text(str(error))}")
+                _say(f"coldboot {name}: {redact_text(str(error))}")
                 code = error.exit_code
             except KeyboardInterrupt:
-                _say(f"coldboot {function.__name__}: interrupted by Ctrl-C; nothing was changed")
+                _say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
                 code = INTERRUPTED
             except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
-                where = _keep_traceback(function.__name__)
-                _say(f"coldboot {function.__name__}: unexpected {type(error).__name__}: {error}; details in {where}")
+                where = _keep_traceback(name)
+                _say(f"coldboot {name}: unexpected {type(error).__name__}: {error}; details in {where}")
                 code = unexpected
             if code != OK:
                 sys.exit(code)

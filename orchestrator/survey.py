@@ -219,7 +219,7 @@ def isolated_port(transport: Transport, box: BoxSpec) -> int:
     taken = facts.listening_ports(transport)
     # Two rehearsals on one machine begin their search apart, so that they do not meet between look and bind.
     start = (os.getpid() * 7) % len(ISOLATED_PORTS)
-    ports = (*ISOLATED_PORTS[start:], *ISOLATED_PORTS[:start])
+    ports: tuple[int, ...] = (*ISOLATED_PORTS[start:], *ISOLATED_PORTS[:start])
     return next(port for port in ports if port not in taken)
 
 

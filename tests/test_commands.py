@@ -77,7 +77,7 @@ variants:
         (("matrix", "--only", "spec-1,spec-9"), "spec-9"),
         (("matrix", "--cache", "lukewarm"), "lukewarm"),
         (("matrix", "--matrix", "no-such-file.yaml"), "no-such-file.yaml"),
-        (("report", "--experiment", "never"), "never"),
+        (("report", "--experiment", "never"), "no experiment"),
         (("judge",), "--series"),
         (("judge", "--series", "no-such-file.yaml"), "no-such-file.yaml"),
         (("classify",), "--journal"),
