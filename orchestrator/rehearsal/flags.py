@@ -1,9 +1,9 @@
 """vLLM's command line as the rehearsal engine understands it.
 
-The names and kinds of all 274 options stand in ``data/flags.txt``, taken from the usage text of vLLM 0.26.0, which
-is what an unknown flag prints (``data/usage.txt``).  Parsed by hand because
-building argparse's parser for them costs more CPU than the rest of a boot; the rules are argparse's and those of
-vLLM's subclass: ``--a b``, ``--a=b``, ``--a_b``, unique prefixes, ``--no-a``, lists, dotted keys of JSON options, ``-O2``.
+The names and kinds of all 274 options stand in ``data/flags.txt``, taken from the usage text of vLLM 0.26.0, which is
+what an unknown flag prints (``data/usage.txt``).  Parsed by hand because building argparse's parser for them costs more
+CPU than the rest of a boot; the rules are those of argparse and of vLLM's subclass of it: ``--a b``, ``--a=b``,
+``--a_b``, unique prefixes, ``--no-a``, lists, dotted keys of JSON options, ``-O2``.
 """
 
 from __future__ import annotations

@@ -257,12 +257,11 @@ class Starter:
         if needed > ledger.kv:
             most = int(ledger.kv * MIB / ledger.kv_token_bytes) // settings.block_size * settings.block_size
             raise StartFailure(
-                "start.kv",
-                "ValueError: To serve at least one request with the model's max seq len "
+                "start.kvValueError: To serve at least one request with the model's max seq len "
                 f"({settings.max_model_len}), ({_gib(needed)} GiB KV cache is needed, which is larger than the "
                 f"available KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated "
-                f"maximum model length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
-                f"backend) or decreasing `max_model_len` when initializing the engine. {_SEE}",
+                f"maximum model length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU "
+                f"memory on the CPU backend) or decreasing `max_model_len` when initializing the engine. {_SEE}",
             )
         self.core.at_info("kv_cache_utils.py:2177", f"GPU KV cache size: {ledger.kv_tokens:,} tokens")
         self.core.at_info(
@@ -323,13 +322,13 @@ class Starter:
         fitting = int((ledger.kv - graphs_gib * GIB_IN_MIB - 150) * MIB)
         filling = int((ledger.kv + ledger.spare - 150) * MIB)
         self.first.at_info(
-            "gpu_worker.py:857",
-            f"Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on startup. Desired "
-            f"GPU memory utilization is ({settings.gpu_memory_utilization}, {_gib(ledger.requested)} GiB). Actual "
-            f"usage is {_gib(ledger.weights)} GiB for weight, {_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for "
-            f"non-torch memory, and {graphs_gib:.2f} GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
-            f"with `--kv-cache-memory={fitting}` ({fitting / MIB / GIB_IN_MIB:.2f} GiB) to fit into requested memory, "
-            f"or `--kv-cache-memory={filling}` ({filling / MIB / GIB_IN_MIB:.2f} GiB) to fully utilize gpu memory. "
+            f"gpu_worker.py:857Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on "
+            f"startup. Desired GPU memory utilization is ({settings.gpu_memory_utilization}, "
+            f"{_gib(ledger.requested)} GiB). Actual usage is {_gib(ledger.weights)} GiB for weight, "
+            f"{_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for non-torch memory, and "
+            f"{graphs_gib:.2f} GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
+            f"`--kv-cache-memory={fitting}` ({fitting / MIB / GIB_IN_MIB:.2f} GiB) to fit into requested memory, or "
+            f"`--kv-cache-memory={filling}` ({filling / MIB / GIB_IN_MIB:.2f} GiB) to fully utilize gpu memory. "
             f"Current kv cache memory in use is {_gib(ledger.kv)} GiB.",
         )
 
@@ -373,12 +372,13 @@ def torch_oom(total: float, wanted: float, free: float, pools: float = 0.0) -> s
     free = max(free, 0.0)
     private = f", with {pools:.2f} MiB allocated in private pools (e.g., CUDA Graphs)" if pools else ""
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU 0 has a total capacity "
-        f"of {total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, this process "
-        f"has {(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory "
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU 0 has a total "
+        f"capacity of {total / GIB_IN_MIB:.2f} GiB of which {free:.2f} MiB is free. Including non-PyTorch memory, "
+        f"this process has {(total - free) / GIB_IN_MIB:.2f} GiB memory in use. Of the allocated memory "
         f"{(total - free - 900) / GIB_IN_MIB:.2f} GiB is allocated by PyTorch{private}, and 31.64 MiB is reserved "
-        "by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-        "fragmentation.  See documentation for Memory Management  "
+        "by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+        "Management  "
         "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
 
