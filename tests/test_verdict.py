@@ -252,6 +252,16 @@ def test_only_a_cold_boot_is_cold_boot_fatal(cache, reasons):
         assert "1 of 2 boots did not complete" in variants["a"].sentence
 
 
+def test_a_variant_that_dies_while_it_gets_warm_says_so():
+    variants = judged(
+        {"a": [boot("a", 1, {}, cache="warm", fatal="oom"), boot("a", 2, {}, cache="warm", fatal="oom")]}
+    )[1]
+    assert (variants["a"].verdict, variants["a"].reasons, variants["a"].boots_failed) == ("UNDECIDED", (), 2)
+    assert variants["a"].sentence == (
+        "a is undecided: none of its 2 boots gave a valid value, and 2 did not complete (oom)."
+    )
+
+
 def test_warm_boots_never_lift_a_fatal_cold_boot():
     warm = [boot("a", i, {1: 90.0}, cache="warm") for i in range(2, 9)]
     variants = judged({"a": [boot("a", 1, {}, fatal="oom"), *warm], "b": {1: [40.0]}})[1]

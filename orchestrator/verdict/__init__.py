@@ -12,10 +12,21 @@ from orchestrator.records import Series, VariantVerdict, Verdicts
 from orchestrator.verdict import wording
 from orchestrator.verdict.adaptive import next_boots
 from orchestrator.verdict.case import Case, exp, exp_interval, printed
+from orchestrator.verdict.claims import Finding, check_claim, compare_baseline
 from orchestrator.verdict.derive import Derivation, changes, derive
 from orchestrator.verdict.gather import series_from_records
 
-__all__ = ["explain", "judge", "next_boots", "printed", "series_from_records", "to_json"]
+__all__ = [
+    "Finding",
+    "check_claim",
+    "compare_baseline",
+    "explain",
+    "judge",
+    "next_boots",
+    "printed",
+    "series_from_records",
+    "to_json",
+]
 
 
 def judge(series: Series) -> Verdicts:

@@ -89,9 +89,15 @@ def _reasons(derived: Derivation, case: Case) -> list[str]:
 
 def _fatal(case: Case) -> str:
     cold = [boot for boot in case.boots if boot.cache in {fatal.cache for fatal in case.fatal}]
-    causes = listed(dict.fromkeys(boot.cause or boot.why or "cause unknown" for boot in case.fatal))
     died = "died or was not ready" if any(not boot.died for boot in case.fatal) else "died"
-    return f"it {died} before the trials in {len(case.fatal)} of {plural(len(cold), 'cold boot')} ({causes})"
+    return (
+        f"it {died} before the trials in {len(case.fatal)} of {plural(len(cold), 'cold boot')} ({_causes(case.fatal)})"
+    )
+
+
+def _causes(boots: Iterable[BootResult]) -> str:
+    lost = [boot for boot in boots if boot.outcome != "completed"]
+    return listed(dict.fromkeys(boot.cause or boot.why or "cause unknown" for boot in lost))
 
 
 def _collapse(collapse: Collapse) -> str:
@@ -216,7 +222,9 @@ def _unranked(derived: Derivation, case: Case) -> str:
     if not case.boots:
         return "no boot of it has ended"
     if not case.has_value:
-        return f"none of its {plural(len(case.boots), 'boot')} gave a valid value"
+        lost = failures(case)
+        told = f", and {lost} did not complete ({_causes(case.boots)})" if lost else ""
+        return f"none of its {plural(len(case.boots), 'boot')} gave a valid value{told}"
     if not case.levels(derived.ranking.cache or "cold"):
         return f"no {derived.ranking.cache} boot gave a valid value, and cache states are never pooled"
     return "no level was measured by every variant that is not rejected"
