@@ -257,7 +257,8 @@ class Starter:
         if needed > ledger.kv:
             most = int(ledger.kv * MIB / ledger.kv_token_bytes) // settings.block_size * settings.block_size
             raise StartFailure(
-                "start.kvValueError: To serve at least one request with the model's max seq len "
+                "start.kv",
+                "ValueError: To serve at least one request with the model's max seq len "
                 f"({settings.max_model_len}), ({_gib(needed)} GiB KV cache is needed, which is larger than the "
                 f"available KV cache memory ({_gib(ledger.kv)} GiB). Based on the available memory, the estimated "
                 f"maximum model length is {most}. Try increasing `gpu_memory_utilization` (which also controls CPU "
@@ -322,7 +323,8 @@ class Starter:
         fitting = int((ledger.kv - graphs_gib * GIB_IN_MIB - 150) * MIB)
         filling = int((ledger.kv + ledger.spare - 150) * MIB)
         self.first.at_info(
-            f"gpu_worker.py:857Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on "
+            "gpu_worker.py:857",
+            f"Free memory on device ({_gib(ledger.free_at_start)}/{_gib(memory.total_mib)} GiB) on "
             f"startup. Desired GPU memory utilization is ({settings.gpu_memory_utilization}, "
             f"{_gib(ledger.requested)} GiB). Actual usage is {_gib(ledger.weights)} GiB for weight, "
             f"{_gib(ledger.activation)} GiB for peak activation, 0.22 GiB for non-torch memory, and "
