@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -121,18 +121,13 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         raw = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemsError([f"{path}: cannot be read: {error}"]) from error
-    if raw.lstrip().startswith("["):
-        try:
-            rows: list[tuple[str, object]] = [(f"{path}: entry {i}", row) for i, row in enumerate(json.loads(raw))]
-        except json.JSONDecodeError as error:
-            raise ProblemsError([f"{path}:{error.lineno}: {error.msg}"]) from error
-        problems: list[str] = []
-    else:
-        rows, problems = _lines(path, raw)
     prompts: list[str] = []
-    for where, row in rows:
+    problems: list[str] = []
+    for where, row in _rows(path, raw):
         prompt = _prompt_of(row)
-        if prompt is None:
+        if isinstance(row, json.JSONDecodeError):
+            problems.append(f"{where}: {row.msg} at column {row.colno}")
+        elif prompt is None:
             problems.append(f'{where}: no prompt; accepted: a string, {{"prompt": "…"}}, a ShareGPT conversation')
         elif not prompt.strip():
             problems.append(f"{where}: the prompt is empty")
@@ -147,19 +142,22 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     return tuple(prompts)
 
 
-def _lines(path: Path, raw: str) -> tuple[list[tuple[str, object]], list[str]]:
-    rows: list[tuple[str, object]] = []
-    problems: list[str] = []
-    for number, line in enumerate(raw.split("\n"), start=1):
-        if not line.strip():
-            if line or number <= raw.count("\n"):
-                problems.append(f"{path}:{number}: an empty line")
-            continue
+def _rows(path: Path, raw: str) -> Iterator[tuple[str, object]]:
+    """(where, what stands there); a line that is no JSON is its error."""
+    if raw.lstrip().startswith("["):
         try:
-            rows.append((f"{path}:{number}", json.loads(line)))
+            entries = json.loads(raw)
         except json.JSONDecodeError as error:
-            problems.append(f"{path}:{number}: {error.msg} at column {error.colno}")
-    return rows, problems
+            yield f"{path}:{error.lineno}", error
+            return
+        for number, entry in enumerate(entries):
+            yield f"{path}: entry {number}", entry
+        return
+    for number, line in enumerate(raw.removesuffix("\n").split("\n") if raw else (), start=1):
+        try:
+            yield f"{path}:{number}", json.loads(line) if line.strip() else ""
+        except json.JSONDecodeError as error:
+            yield f"{path}:{number}", error
 
 
 def _prompt_of(row: object) -> str | None:

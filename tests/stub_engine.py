@@ -21,8 +21,8 @@ ERROR = {
 class Answering:
     """How one request is answered. Tokens come `per_chunk` a chunk, a chunk every `gap_s`, the first after `ttft_s`."""
 
-    ttft_s: float = 0.02
-    gap_s: float = 0.01
+    ttft_s: float = 0.01
+    gap_s: float = 0.005
     per_chunk: int = 1
     word_every: int = 1  # a new word begins every so many tokens
     status: int = 200

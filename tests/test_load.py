@@ -13,8 +13,8 @@ from orchestrator import load
 from orchestrator.load import Load, Scale, Target
 from orchestrator.records import TrialEnded
 
-# 12 tokens: 20 ms to the first, 10 ms a chunk: a request of one token a chunk lasts 20 + 11 · 10 = 130 ms.
-SHORT = Load(input_tokens=32, output_tokens=12, window_s=0.3, warmup_s=0.0, max_warmup_s=5.0, request_timeout_s=3.0)
+# 12 tokens: 10 ms to the first, 5 ms a chunk: a request of one token a chunk lasts 10 + 11 · 5 = 65 ms.
+SHORT = Load(input_tokens=32, output_tokens=12, window_s=0.2, warmup_s=0.0, max_warmup_s=5.0, request_timeout_s=3.0)
 
 
 def trial(
@@ -45,16 +45,16 @@ def test_throughput_is_the_counters_and_the_books_agree_to_the_token(stream, end
     assert (result.valid, result.invalid_reasons, result.failed, result.errors) == (True, (), False, {})
     assert result.client_tokens == engine.generated == result.whole.generation_tokens
     assert result.requests_sent == result.requests_ok == sum(engine.finished.values()) == len(engine.requests)
-    # Four streams, 12 tokens in 130 ms each; the stub's own lateness only takes away.
-    assert 0.75 * 4 * 12 / 0.13 < result.tokens_per_s <= 1.06 * 4 * 12 / 0.13
+    # Four streams, 12 tokens in 65 ms each; the stub's own lateness only takes away.
+    assert 0.7 * 4 * 12 / 0.065 < result.tokens_per_s <= 1.08 * 4 * 12 / 0.065
     assert result.tokens_per_s == pytest.approx(result.tokens / result.window_s)
-    assert 0.9 * 0.3 <= result.window_s < 0.3 * 1.5 + 0.2
+    assert 0.9 * 0.2 <= result.window_s < 0.2 * 1.5 + 0.2
     assert engine.most_running == 4
 
 
 def test_the_rulers_stand_side_by_side_with_their_true_distortions():
     # 4 tokens a chunk, a new word every 2nd token (the answers' pieces are joined before words are counted).
-    result = trial(always(per_chunk=4, gap_s=0.03, word_every=2), concurrency=2)
+    result = trial(always(per_chunk=4, gap_s=0.02, word_every=2), concurrency=2)
     rulers = result.rulers
     assert rulers.counter == result.tokens_per_s
     assert rulers.usage / rulers.counter == pytest.approx(1, abs=0.12)
@@ -117,7 +117,7 @@ def test_all_streams_are_busy_from_the_first_read_to_the_second():
 def test_no_prompt_is_sent_twice_and_the_seed_decides():
     def prompts(seed: str, concurrency: int) -> list[str]:
         engine = always(gap_s=0.002)
-        trial(engine, dataclasses.replace(SHORT, window_s=0.2), seed=seed, concurrency=concurrency)
+        trial(engine, dataclasses.replace(SHORT, window_s=0.1), seed=seed, concurrency=concurrency)
         return [body["messages"][0]["content"] for body in engine.requests]
 
     first, again, other, level = prompts("a", 2), prompts("a", 2), prompts("b", 2), prompts("a", 3)
@@ -155,7 +155,7 @@ def test_between_trials_hardly_any_time_is_lost():
 def test_it_becomes_a_record():
     result = trial(always(), concurrency=1)
     start = result.window.started_at
-    lines = [(start + 0.1, 80.0), (start + 0.3, 100.0), (start + 60, 7.0)]
+    lines = [(start + 0.1, 80.0), (start + 0.15, 100.0), (start + 60, 7.0)]
     fields = load.to_record_fields(result, lines)
     key = {"boot": "b01-x", "variant": "x", "cache": "cold", "block": 1, "position": 1}
     record = TrialEnded(**key, **fields)
