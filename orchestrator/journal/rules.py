@@ -84,6 +84,7 @@ class Rule(Frozen):
             of a named root), 3 an exit code that tells a crash, 4 the C++ run-time's last word, 5 an end that names no
             reason. The lowest rank of a start wins, then the earliest.
         sticky: Later successes do not take it back (a lost GPU, a dead context).
+        boot_only: Such a thing ends a boot, never an engine that serves, whatever was printed before it.
         clean: For `exit`: an end with status 0.
         if_dead: For `benign`: the cause when the start died and nothing else names one.
         when: For `death`: which part of life the wrapper belongs to.
@@ -106,6 +107,7 @@ class Rule(Frozen):
     rank: int = Field(default=1, ge=0, le=5)
     sticky: bool = False
     clean: bool = False
+    boot_only: bool = False
     if_dead: str | None = None
     when: Literal["startup", "runtime", "any"] = "any"
     alarm: bool = False

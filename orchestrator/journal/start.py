@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.journal.lines import Line
 from orchestrator.journal.rules import SERVING, Cause, Rule
@@ -42,9 +42,9 @@ _WEIGHT = (
     "benign_alloc_retry",
     "benign_autotune_oom",
     "benign_kv_preemption",
+    "benign_client_disconnect",
     "benign_request_error",
     "benign_request_rejected",
-    "benign_client_disconnect",
     "benign_retry",
     "benign_slow_init",
     "benign_import_warning",
@@ -167,6 +167,12 @@ class Start:
         if key not in self._seen and len(kept) < _KEPT_HITS:
             self._seen.add(key)
             kept.append(hit)
+        elif hit.hint is not None:
+            # The same thing again, now with a traceback around it: take over what the frames told.
+            for number, known in enumerate(kept):
+                if known.rule is hit.rule and known.hint is None and not known.serving:
+                    kept[number] = replace(known, hint=hit.hint, hinted_cause=hit.hinted_cause)
+                    return
 
     def frame(self, rule: Rule, proc: str) -> None:
         """A traceback's frame told a phase or, for an exception that nobody names, a cause."""
@@ -313,6 +319,8 @@ class Start:
         rule = hit.rule
         if rule.phase in ("exec", "shutdown"):
             return rule.phase
+        if rule.boot_only and self.ok_requests == 0:
+            return rule.phase or hit.phase or rule.fallback or "unknown"
         runtime = any(death.rule.when == "runtime" for death in self.deaths)
         startup = any(death.rule.when == "startup" for death in self.deaths)
         if hit.serving or hit.hint in SERVING or (runtime and not startup and not hit.ready and hit.hint is None):
