@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import getpass
 import hashlib
+import hmac
 import os
 import re
 import shlex
@@ -195,6 +196,9 @@ class KnownKeys:
 def known_keys(where: Hop) -> KnownKeys:
     """Read the host keys that are known for a server.
 
+    Lines that cannot be read are passed over, as OpenSSH does; so are certificate authorities, which paramiko cannot
+    check.
+
     Raises:
         Unreachable: A known hosts file cannot be read.
     """
@@ -202,16 +206,52 @@ def known_keys(where: Hop) -> KnownKeys:
     revoked: set[str] = set()
     for path in where.known_hosts:
         try:
-            text = path.read_text()
-            hosts = paramiko.HostKeys(str(path))
+            lines = path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, paramiko.SSHException, paramiko.hostkeys.InvalidHostKey) as error:
-            raise Unreachable(f"{path} cannot be read: {error}", hint="mend or remove the line it names") from error
-        for kind, key in (hosts.lookup(where.known_as) or {}).items():
-            keys.setdefault(kind, key)
-        revoked.update(line.split()[3] for line in text.splitlines() if re.match(r"@revoked(\s+\S+){3}", line))
+        except OSError as error:
+            raise Unreachable(f"{path} cannot be read: {error}", hint="mend its permissions") from error
+        for line in lines:
+            words = line.split()
+            if words[:1] == ["@revoked"] and len(words) > 3:
+                revoked.add(words[3])
+            elif len(words) > 2 and _names(words[0], where.known_as):
+                key = _key(line.strip())
+                if key is not None:
+                    keys.setdefault(key.get_name(), key)
     return KnownKeys(keys, frozenset(revoked), where.known_hosts)
+
+
+def _names(patterns: str, name: str) -> bool:
+    """Whether the first field of a known hosts line names a server; see sshd(8), SSH_KNOWN_HOSTS FILE FORMAT."""
+    if patterns.startswith("|1|"):
+        return _hashed(patterns, name)
+    listed = patterns.split(",")
+    if any(_matches(pattern[1:], name) for pattern in listed if pattern.startswith("!")):
+        return False
+    return any(_matches(pattern, name) for pattern in listed)
+
+
+def _hashed(field: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in field.split("|")[2:])
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    # Only * and ? are special there: brackets part a host from its port.
+    wild = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wild, name, re.IGNORECASE) is not None
+
+
+def _key(line: str) -> paramiko.PKey | None:
+    try:
+        entry = paramiko.hostkeys.HostKeyEntry.from_line(line)
+    except (paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, ValueError):
+        return None
+    return None if entry is None else entry.key
 
 
 def check_host_key(where: Hop, known: KnownKeys, key: paramiko.PKey) -> None:
