@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Literal
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
 
 from orchestrator.journal import lines
+from orchestrator.journal.entries import read
 from orchestrator.journal.rules import Rule, RuleSet, load_rules, words_of
 from orchestrator.journal.start import NO_REASON, Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
@@ -33,6 +35,13 @@ _TASK = re.compile(r"\btask=(?P<name>[^,]+),pid=(?P<pid>\d+)")
 _UNIT_PID = re.compile(r"Killing process (?P<pid>\d+) |Main PID: (?P<main>\d+)")
 # These tell where the boot is, whatever else their line means: they are looked at first and end no search.
 MILESTONES = frozenset({"phase", "served", "ready"})
+# How much is remembered of lines seen before: shapes that mean nothing, and what repeated lines mean.
+_MOST_SHAPES = 1 << 16
+_MOST_READINGS = 1 << 12
+_LONGEST_READING = 2048
+_DULL, _OK_READ, _OK_GENERATED, _PROGRESS = range(4)
+_DIGITS = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
+_OK = '" 200 OK'
 _TELLING = frozenset({"ERROR", "CRITICAL"})
 _SERVING_SOURCES = ("serving", "loggers.py", "async_llm", "protocol.py", "v1/engine/async_llm")
 _ERROR_LINE = Rule(
@@ -54,6 +63,14 @@ _STATS_LINE = Rule(
     source="box.toml",
 )
 _MARKED = Rule(name="StopAsked", kind="stop", pattern="x", matches=("x",), ignores=("y",), source="box.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A line without its prefix, and the rules that fit it: milestones first, then the one verdict."""
+
+    line: lines.Line
+    fits: tuple[tuple[Rule, re.Match[str]], ...]
 
 
 class Chain:
@@ -99,6 +116,7 @@ class Classifier:
         invocation: Only entries of this InvocationID (and the kernel's) count.
 
     Attributes:
+        seen: How many entries were read, of whatever unit.
         entries: How many entries counted; `own_entries`: those that are not the kernel's.
         missing: journald itself said that it dropped entries.
         alarm: The entry that means that this start can no longer succeed; None before it, and None for everything
@@ -113,16 +131,23 @@ class Classifier:
         self.alarm: Evidence | None = None
         self.entries = 0
         self.own_entries = 0
+        self.seen = 0
         self.missing = False
         self.answers: list[tuple[tuple[str, ...], Answer]] = []
         self._chain = Chain(unit)
         self._causes = dict(rules.causes)
+        self._shapes: dict[bytes, int] = {}
+        self._readings: dict[tuple[str, str], _Reading] = {}
 
     # --- in ----------------------------------------------------------------------------------------------------
 
     def feed(self, entry: JournalEntry) -> None:
         """Take one entry."""
+        self.seen += 1
         kind = _kind(entry)
+        if kind == "program" and self._passes(entry):
+            self.seen -= 1
+            return
         if kind != "kernel":
             if self.unit is not None and entry.unit is not None and entry.unit != self.unit:
                 return
@@ -133,9 +158,61 @@ class Classifier:
         start = self._chain.current if kind == "kernel" else self._start_of(entry, kind)
         start.entries += 1
         start.clock.begin(entry.at_us)
+        dull = True
         for text in lines.split(entry.message):
-            self._line(start, entry, kind, text)
+            dull &= self._line(start, entry, kind, text)
             start = start if start is not self._chain.previous else self._chain.current
+        if dull and kind == "program":
+            self._remember(entry.message, _DULL)
+
+    def feed_file(self, file: BinaryIO) -> None:
+        """Take every entry of an open file, in whatever form it is (entries.read); dull ones are only counted."""
+        # Filters look at fields that a line passed by never shows, so they see every entry.
+        passing = None if self.unit is not None or self.invocation is not None else self
+        for entry in read(file, passing):
+            self.feed(entry)
+
+    @property
+    def invocation_now(self) -> str | None:
+        """InvocationID of the start that entries belong to now."""
+        return self._chain.current.invocation
+
+    def pass_by(self, message: str) -> bool:
+        """Count a line of the current start that needs no second look; False when it must be fed whole.
+
+        A line's shape is its text with every digit as 0. Rules are found by runs of letters, so a line of a shape that
+        held no rule's word can hold none either.
+        """
+        shape = message.encode("utf-8", "replace").translate(_DIGITS)
+        meaning = self._shapes.get(shape)
+        if meaning is None:
+            return False
+        start = self._chain.current
+        if meaning != _DULL:
+            if meaning == _PROGRESS:
+                if ": 0.0 tokens/s" in message:
+                    return False
+                start.progressed()
+            elif message.endswith(_OK):
+                start.answered(200, generates=meaning == _OK_GENERATED)
+            else:
+                return False
+        self.seen += 1
+        self.entries += 1
+        self.own_entries += 1
+        start.entries += 1
+        start.seq += 1
+        return True
+
+    def _passes(self, entry: JournalEntry) -> bool:
+        filtered = self.unit is not None or self.invocation is not None
+        return not filtered and entry.invocation_id == self._chain.current.invocation and self.pass_by(entry.message)
+
+    def _remember(self, message: str, meaning: int) -> None:
+        if len(message) <= _LONGEST_READING:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[message.encode("utf-8", "replace").translate(_DIGITS)] = meaning
 
     def mark(self, event: Event, at_us: int | None = None) -> None:
         """What the orchestrator itself knows: the server is ready, has served, or was asked to stop."""
@@ -183,35 +260,59 @@ class Classifier:
 
     # --- one line ----------------------------------------------------------------------------------------------
 
-    def _line(self, start: Start, entry: JournalEntry, kind: str, text: str) -> None:
+    def _line(self, start: Start, entry: JournalEntry, kind: str, text: str) -> bool:
+        """Take one line; True when it holds nothing that any rule looks for."""
         start.seq += 1
         if kind == "program" and text.endswith((" OK", "Error", "Request", "Found")) and self._access(start, text):
-            return
-        rules = self.rules
-        words = words_of(text)
-        if not rules.always and rules.keys.isdisjoint(words):
-            return
-        line = lines.parse(text)
+            return False
+        reading = self._read(kind, text)
+        if reading is None:
+            return True
+        line = reading.line
         if kind == "program":
             if line.pid is not None:
                 start.pids.add(line.pid)
-            if line.source.startswith(_SERVING_SOURCES) and not start.serving:
+            if line.source.startswith(_SERVING_SOURCES):
                 start.serving = True
             if line.body.startswith("Traceback"):
                 start.traceback(line.proc)
             elif self._stats(start, entry, line):
-                return
-        frame = kind == "program" and line.is_frame
-        fitting = rules.candidates(words)
-        for milestones in (True, False):
-            for rule in fitting:
-                if rule.transport != kind or (rule.kind == "frame") != frame or (rule.kind in MILESTONES) != milestones:
-                    continue
-                found = rule.regex.search(line.body)
-                if found is not None and self._apply(start, entry, line, rule, found):
-                    return
+                return False
+        for rule, found in reading.fits:
+            if self._apply(start, entry, line, rule, found):
+                return False
         if line.level in _TELLING or line.body.startswith("Traceback"):
             self._telling(start, entry, line)
+        return False
+
+    def _read(self, kind: str, text: str) -> _Reading | None:
+        """What a line says to the rules, None when none of their words stands in it. The same text is read once."""
+        known = self._readings.get((kind, text))
+        if known is not None:
+            return known
+        rules = self.rules
+        words = words_of(text)
+        if not rules.always and rules.keys.isdisjoint(words):
+            return None
+        line = lines.parse(text)
+        frame = kind == "program" and line.is_frame
+        fits: list[tuple[Rule, re.Match[str]]] = []
+        verdict = False
+        for rule in rules.candidates(words):
+            milestone = rule.kind in MILESTONES
+            if rule.transport != kind or (rule.kind == "frame") != frame or (verdict and not milestone):
+                continue
+            found = rule.regex.search(line.body)
+            if found is not None:
+                fits.append((rule, found))
+                verdict |= not milestone
+        fits.sort(key=lambda fit: fit[0].kind not in MILESTONES)
+        reading = _Reading(line, tuple(fits))
+        if len(text) <= _LONGEST_READING:
+            if len(self._readings) >= _MOST_READINGS:
+                self._readings.clear()
+            self._readings[kind, text] = reading
+        return reading
 
     def _access(self, start: Start, text: str) -> bool:
         found = _ACCESS.search(text)
@@ -221,6 +322,8 @@ class Classifier:
         generates = found["verb"] == "POST" and "/v1/" in path and "lora" not in path
         status = int(found["status"])
         start.answered(status, generates=generates)
+        if text.endswith(_OK):
+            self._remember(text, _OK_GENERATED if generates else _OK_READ)
         if 400 <= status < 500 and generates:
             return False
         return True
@@ -233,8 +336,14 @@ class Classifier:
             return False
         waiting = int(found["waiting"] or 0) + int(found["pending"] or 0)
         tokens = float(found["prompt"]) + float(found["generation"])
+        if tokens > 0:
+            self._remember_stats(line, entry)
         start.stats(start.hit(_STATS_LINE, entry.index, line, entry.at_us), int(found["running"]), waiting, tokens)
         return True
+
+    def _remember_stats(self, line: lines.Line, entry: JournalEntry) -> None:
+        if line.body in entry.message and "\n" not in entry.message:
+            self._remember(entry.message, _PROGRESS)
 
     def _telling(self, start: Start, entry: JournalEntry, line: lines.Line) -> None:
         self._telling_hit(start, start.hit(_ERROR_LINE, entry.index, line, entry.at_us))

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 from orchestrator.errors import JournalError
 from orchestrator.journal.classifier import DEFAULT, Classifier
-from orchestrator.journal.entries import read
 from orchestrator.journal.rules import RuleSet
 from orchestrator.records import Answer
 
@@ -48,15 +47,12 @@ def main_answer(
     """
     classifier = Classifier(rules, unit=unit, invocation=invocation)
     name = "standard input" if str(path) == "-" else str(path)
-    entries = 0
     try:
         with _opened(path) as file:
-            for entry in read(file):
-                entries += 1
-                classifier.feed(entry)
+            classifier.feed_file(file)
     except OSError as error:
         raise JournalError(f"{name}: cannot be read: {error.strerror or error}") from error
-    if entries == 0:
+    if classifier.seen == 0:
         raise JournalError(f"{name}: empty", hint="give it `journalctl -o json -u UNIT`, or a log file")
     if invocation is not None and not classifier.own_entries:
         raise JournalError(f"{name}: no entry of the invocation {invocation}")

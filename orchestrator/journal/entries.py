@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import orjson
 
@@ -158,16 +158,30 @@ def _object(line: bytes) -> Any:
         return {} if line.startswith(b'{"') or line.startswith(b'{ "') else None
 
 
-def read(file: BinaryIO) -> Iterator[JournalEntry]:
-    """Entries of an open binary file, form found out from its first 64 KiB; memory stays flat."""
+class Passing(Protocol):
+    """Someone who may say of a message that no entry needs to be made of it (a classifier that knows its shape)."""
+
+    @property
+    def invocation_now(self) -> str | None:
+        """InvocationID for which `pass_by` speaks."""
+
+    def pass_by(self, message: str) -> bool:
+        """Whether the message has been counted and needs no entry."""
+
+
+def read(file: BinaryIO, passing: Passing | None = None) -> Iterator[JournalEntry]:
+    """Entries of an open binary file, form found out from its first 64 KiB; memory stays flat.
+
+    Entries that `passing` lets go by are not made at all; the others keep their index.
+    """
     head = file.read(65536)
     form = form_of(head)
     source = _lines(file, head)
     if form == "json":
-        return _json_entries(source)
+        return _json_entries(source, passing)
     if form == "export":
         return _export_entries(source)
-    return _text_entries(source, short=form == "short")
+    return _text_entries(source, passing, short=form == "short")
 
 
 def _lines(file: BinaryIO, head: bytes) -> Iterator[bytes]:
@@ -184,20 +198,36 @@ def _lines(file: BinaryIO, head: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def _json_entries(source: Iterable[bytes]) -> Iterator[JournalEntry]:
-    index = 0
+def _json_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[JournalEntry]:
+    index = -1
+    loads = orjson.loads
     for line in source:
-        if not line.strip():
+        if not line or line.isspace():
             continue
-        entry = parse_json_line(line, index)
-        yield entry if entry is not None else plain_entry(line.decode("utf-8", "replace"), index)
         index += 1
+        try:
+            fields = loads(line)
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, dict):
+            yield plain_entry(line.decode("utf-8", "replace"), index)
+            continue
+        if passing is not None and fields.get("_TRANSPORT") == "stdout" and "_SYSTEMD_USER_UNIT" not in fields:
+            message = fields.get("MESSAGE")
+            same = fields.get("_SYSTEMD_INVOCATION_ID") == passing.invocation_now
+            if same and isinstance(message, str) and passing.pass_by(message):
+                continue
+        yield from_fields(fields, index)
 
 
-def _text_entries(source: Iterable[bytes], *, short: bool) -> Iterator[JournalEntry]:
+def _text_entries(source: Iterable[bytes], passing: Passing | None, *, short: bool) -> Iterator[JournalEntry]:
     for index, line in enumerate(source):
         text = line.decode("utf-8", "replace").removesuffix("\r")
-        entry = parse_short_line(text, index) if short else None
+        if not short:
+            if passing is None or not passing.pass_by(text):
+                yield plain_entry(text, index)
+            continue
+        entry = parse_short_line(text, index)
         yield entry if entry is not None else plain_entry(text, index)
 
 

@@ -233,6 +233,13 @@ class Start:
             self.zero_streak += 1
             self.hang = self.hang or hit
 
+    def progressed(self) -> None:
+        """The engine's periodic line says that tokens flow."""
+        self.serving = True
+        self.idle = False
+        self.zero_streak = 0
+        self.hang = None
+
     # --- the judgement -----------------------------------------------------------------------------------------
 
     def judge(self, causes: dict[str, Cause]) -> Answer:

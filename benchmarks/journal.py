@@ -1,0 +1,116 @@
+"""How fast the classifier reads: MB/s and entries/s on one core, and peak memory, over journals of a given size.
+
+    python benchmarks/journal.py [--mb 100] [--log FILE]
+
+Three journals are written to a temporary folder: `json` as `journalctl -o json` prints it (a serving engine: access
+log, periodic lines, warnings, a crash at the end), `plain` (the same as a log file) and `errors` (tracebacks only, the
+worst case). `--log` takes the serving part from a real journal's entries instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.journal import Classifier
+
+START_US = 1_796_000_000_000_000
+SERVING = (
+    '(APIServer pid=1184) INFO:     127.0.0.1:59970 - "POST /v1/completions HTTP/1.1" 200 OK',
+    '(APIServer pid=1184) INFO:     127.0.0.1:60018 - "GET /metrics HTTP/1.1" 200 OK',
+    "(APIServer pid=1184) INFO 11-30 14:54:08 [loggers.py:310] Engine 000: Avg prompt throughput: 1977.4 tokens/s, Avg "
+    "generation throughput: 3384.8 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache "
+    "hit rate: 0.0%",
+    "(APIServer pid=1184) INFO 11-30 14:54:08 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 1.79, "
+    "Accepted throughput: 1491.17 tokens/s, Drafted throughput: 1885.04 tokens/s, Accepted: 14912 tokens, Drafted: "
+    "18851 tokens, Per-position acceptance rate: 0.791, Avg Draft acceptance rate: 79.1%",
+    "(EngineCore pid=1510) INFO 11-30 14:54:09 [scheduler.py:88] Iteration(4711): 8 context requests, 0 prefill tokens",
+)
+ERRORS = (
+    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] Traceback (most recent call last):",
+    '(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332]   File "/opt/site/vllm/v1/engine/core.py", line 1323, '
+    "in run_busy_loop",
+    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332]     return func(*args, **kwargs)",
+    "(APIServer pid=1184) ERROR 11-30 14:57:21 [serving.py:495] Error in completion stream generator.",
+    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+    "allocate 186.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 27.56 MiB is free.",
+)
+
+
+def as_json(message: str, number: int) -> str:
+    """One line with the fields that journald really writes."""
+    return json.dumps(
+        {
+            "__CURSOR": f"s=0123456789abcdef0123456789abcdef;i={number:x};b=0123456789abcdef0123456789abcdef;m={number:x}",
+            "__REALTIME_TIMESTAMP": str(START_US + 1000 * number),
+            "__MONOTONIC_TIMESTAMP": str(1000 * number),
+            "_BOOT_ID": "0123456789abcdef0123456789abcdef",
+            "_TRANSPORT": "stdout",
+            "PRIORITY": "6",
+            "SYSLOG_IDENTIFIER": "vllm",
+            "_PID": "1184",
+            "_UID": "998",
+            "_COMM": "vllm",
+            "_EXE": "/usr/bin/python3.12",
+            "_SYSTEMD_CGROUP": "/system.slice/vllm.service",
+            "_SYSTEMD_UNIT": "vllm.service",
+            "_SYSTEMD_INVOCATION_ID": "7405cbd3dea40dd68a726f3133dd714f",
+            "_HOSTNAME": "box",
+            "MESSAGE": message,
+        }
+    )
+
+
+def lines(messages: tuple[str, ...], size: int, *, form: str) -> Iterator[str]:
+    """Lines until `size` bytes are written, and a crash at the end."""
+    written = number = 0
+    while written < size:
+        message = messages[number % len(messages)]
+        line = as_json(message, number) if form == "json" else message
+        yield line
+        written += len(line) + 1
+        number += 1
+    for message in ("(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] EngineCore encountered a fatal error.", ERRORS[4]):
+        yield as_json(message, number) if form == "json" else message
+
+
+def measure(path: Path) -> tuple[float, int, str]:
+    """Seconds of CPU, entries and the answer's cause."""
+    classifier = Classifier()
+    began = time.process_time()
+    with path.open("rb") as file:
+        classifier.feed_file(file)
+    return time.process_time() - began, classifier.seen, classifier.answer().cause
+
+
+def main() -> None:
+    """Measure the three journals and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mb", type=int, default=100)
+    parser.add_argument("--log", type=Path, help="take the serving part from this file (one message a line)")
+    given = parser.parse_args()
+    serving = tuple(given.log.read_text(encoding="utf-8").splitlines()) if given.log else SERVING
+    print(f"{'journal':8} {'MB':>6} {'entries':>9} {'CPU s':>7} {'MB/s':>7} {'entries/s':>10} {'peak MiB':>9}  cause")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, messages, form in (("json", serving, "json"), ("plain", serving, "plain"), ("errors", ERRORS, "json")):
+            path = Path(folder) / name
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines(messages, given.mb * 1_000_000, form=form))
+            seconds, entries, cause = measure(path)
+            size = path.stat().st_size / 1e6
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"{name:8} {size:6.0f} {entries:9} {seconds:7.2f} {size / seconds:7.1f} {entries / seconds:10.0f} "
+                f"{peak:9.0f}  {cause}"
+            )
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
