@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from orchestrator.rehearsal.memory import Fit, Ledger, Tactic
 from orchestrator.rehearsal.personality import Speed
+
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -63,30 +68,26 @@ class Pace:
         return size if size is not None and size - rows <= self.speed.pad_rows else None
 
 
-@dataclass
 class Acceptance:
-    """Accepted drafts per verify step by error diffusion: no dice, so that rates are as smooth as the means.
+    """Accepted drafts per verify step from a low-discrepancy sequence: no dice, so that rates are as smooth as means.
 
-    Each position carries the part of an acceptance that it still owes.
+    The multiples of the golden ratio fill the unit interval as evenly as a sequence can; a draft's position is accepted
+    when the step's number lies below the probability that it and all before it are.
+
+    Args:
+        probabilities: Of each position, given that all before it were accepted.
     """
 
-    probabilities: tuple[float, ...]
-    owed: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.owed:
-            self.owed = [0.5] * len(self.probabilities)
+    def __init__(self, probabilities: Sequence[float]) -> None:
+        self._below = tuple(accumulate(probabilities, mul))
+        self._number = 0.5
 
     def next(self) -> int:
         """Drafts accepted by the next verify step, from 0 to all."""
-        for position, probability in enumerate(self.probabilities):
-            self.owed[position] += probability
-            if self.owed[position] < 1.0:
-                return position
-            self.owed[position] -= 1.0
-        return len(self.probabilities)
+        self._number = (self._number + _GOLDEN) % 1.0
+        return sum(self._number < limit for limit in self._below)
 
 
 def acceptance(speed: Speed, spec_tokens: int) -> Acceptance:
     """The acceptance of a draft of ``spec_tokens`` tokens."""
-    return Acceptance(tuple(speed.accept_first if i == 0 else speed.accept_next for i in range(spec_tokens)))
+    return Acceptance([speed.accept_first if i == 0 else speed.accept_next for i in range(spec_tokens)])
