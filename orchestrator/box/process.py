@@ -113,7 +113,7 @@ n=0; until [ -e "$dir/status" ] || [ $n -ge 25 ]; do n=$((n + 1)); sleep 0.02; d
 """
 )
 _EFFECTIVE = (
-    _KNOWN + 'if [ "$alive" = 1 ]; then cat "/proc/$pid/cmdline"; printf "\\036"; cat "/proc/$pid/environ"; fi\n'
+    _KNOWN + 'if [ "$alive" = 1 ]; then cat "/proc/$pid/cmdline"; printf %s "$2"; cat "/proc/$pid/environ"; fi\n'
 )
 _DESCRIBE = r"""
 printf '%s\n' "$HOME"
@@ -208,7 +208,8 @@ class ProcessService:
 
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`."""
-        cmdline, _, environ = self._sh(_EFFECTIVE, self._dir).partition("\x1e")
+        cut = uuid.uuid4().hex  # an argument may hold anything, but not this
+        cmdline, _, environ = self._sh(_EFFECTIVE, self._dir, cut).partition(cut)
         return read_argv(cmdline, self._installed.argv if self._installed else ()), read_environ(environ)
 
     # --- what we do ------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.box.process import ProcessService
+from orchestrator.box.systemd import SystemdService
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import Action, EntryStream, Service, UnitFacts, UnitState
 from orchestrator.matrix import BoxSpec
@@ -20,6 +21,8 @@ def _process(transport: Transport, box: BoxSpec, state: Path) -> Service:
 
 
 SERVICES: dict[str, Callable[[Transport, BoxSpec, Path], Service]] = {
+    "systemd": lambda transport, box, _state: SystemdService(transport, box),
+    "systemd-user": lambda transport, box, _state: SystemdService(transport, box, user=True),
     "process": _process,
 }
 

@@ -1,0 +1,551 @@
+"""One systemd unit, of the system or of the user's own manager: read, taken over by a run-time drop-in, given back.
+
+What the user wrote is never edited: our drop-in lies below /run, is named so that it sorts after `override.conf` (which
+is what `systemctl edit` makes), and is gone after a reboot. What is needed of root is a short list of exact commands
+(`sudo_lines`); everything that only reads runs as the login. One method is one round trip to the box.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+
+from orchestrator.box import caches, commands, unitfile
+from orchestrator.box.deadman import BEAT, FIRED, DeadMan, was_active
+from orchestrator.box.engines import Launch
+from orchestrator.box.process import read_argv, read_environ
+from orchestrator.box.transports import Transport
+from orchestrator.box.unit import (
+    COMMAND_S,
+    STOP_TIMEOUT_S,
+    Action,
+    EntryStream,
+    LineEntries,
+    UnitFacts,
+    UnitState,
+    together,
+)
+from orchestrator.errors import BoxError, CommandTimeout, RestoreFailed, UsageError
+from orchestrator.journal import entries
+from orchestrator.matrix import BoxSpec
+from orchestrator.records import JournalEntry, ProductionState
+
+DROP_IN = "zz-coldboot.conf"
+_ENV_FILE = "zz-coldboot.env"
+_PART = "\x1e"
+_RUNNING = ("active", "activating", "reloading", "refreshing")
+_TYPES = ("simple", "exec", "notify", "notify-reload", "idle")
+_SETTLE_S = 10.0
+
+_STATE = ("ActiveState", "SubState", "MainPID", "InvocationID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
+_FACTS = (
+    *("Id", "LoadState", "ActiveState", "MainPID", "FragmentPath", "DropInPaths", "UnitFileState", "User", "Type"),
+    *("DynamicUser", "Transient"),
+)
+
+_DESCRIBE = r"""
+unit=$1 drop_in=$2 script=$3; shift 3
+part() { printf '\036%s\n' "$1"; }
+part show; "$@" show --no-pager -p __FACTS__ -- "$unit" 2>&1
+part cat; "$@" cat --no-pager -- "$unit" 2>&1
+user=$("$@" show -p User --value -- "$unit" 2>/dev/null)
+part passwd; getent passwd "${user:-$(id -un)}" || getent passwd root
+part me; id -un; id -u; printf '%s\n' "$HOME"; uname -n; uname -r; uname -m
+cat /etc/machine-id /proc/sys/kernel/random/boot_id 2>/dev/null
+part linger; [ -e "/var/lib/systemd/linger/$(id -un)" ] && echo yes
+part journal
+for file in /var/log/journal/*/system.journal /run/log/journal/*/system.journal; do [ -r "$file" ] && echo yes; done
+part ours; [ -e "$drop_in" ] && echo yes
+part script; cat -- "$script" 2>/dev/null
+exit 0
+"""
+_READ = r"""for f; do printf '\036%s\n' "$f"; cat -- "$f" 2>/dev/null; done; exit 0"""
+_PIDS = r"""
+unit=$1; shift
+group=$("$@" show -p ControlGroup --value -- "$unit") || exit 1
+case $group in '' | /) exit 0 ;; esac
+for top in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
+  [ -d "$top$group" ] || continue
+  find "$top$group" -name cgroup.procs -exec cat {} + 2>/dev/null
+  exit 0
+done
+"$@" show -p MainPID --value -- "$unit" | grep -vx 0
+exit 0
+"""
+_EFFECTIVE = r"""
+unit=$1 cut=$2; shift 2
+pid=$("$@" show -p MainPID --value -- "$unit") || exit 1
+[ "${pid:-0}" != 0 ] || exit 0
+cat "/proc/$pid/cmdline" 2>/dev/null; printf %s "$cut"
+if [ -r "/proc/$pid/environ" ] && cat "/proc/$pid/environ" 2>/dev/null; then exit 0; fi
+printf %s "$cut"; "$@" show -p Environment --value -- "$unit"
+"""
+_LOOK = r"""
+unit=$1 drop_in=$2; shift 2
+"$@" show -p ActiveState --value -- "$unit" || exit 1
+[ -e "$drop_in" ] && echo ours
+exit 0
+"""
+
+
+class SystemdService:
+    """A systemd unit; see `unit.Service`."""
+
+    def __init__(self, transport: Transport, box: BoxSpec, *, user: bool = False) -> None:
+        """`user`: the unit of the login's own manager instead of the system's."""
+        if box.unit is None:
+            raise UsageError(f"box {box.name} names no unit", hint="`unit: vllm.service`, or `service: process`")
+        self._transport = transport
+        self._box = box
+        self._user = user
+        self.name = box.unit if "." in box.unit else f"{box.unit}.service"
+        self.lock_name = self.name
+        self._facts: UnitFacts | None = None
+        self._launch: Launch | None = None
+
+    # --- where -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _runtime(self) -> str:
+        """`$XDG_RUNTIME_DIR` of the login; `/run` for a system unit."""
+        if not self._user:
+            return "/run"
+        return "/run/user/" + self._transport.run(("id", "-u"), timeout_s=COMMAND_S).stdout.strip()
+
+    @property
+    def _base(self) -> str:
+        return f"{self._runtime}/systemd/{'user' if self._user else 'system'}"
+
+    @property
+    def _directory(self) -> str:
+        return f"{self._base}/{self.name}.d"
+
+    @property
+    def drop_in(self) -> str:
+        """Path of our drop-in."""
+        return f"{self._directory}/{DROP_IN}"
+
+    @property
+    def _dead_man(self) -> DeadMan:
+        ours = (self.drop_in, f"{self._directory}/{_ENV_FILE}")
+        run = f"{self._runtime}/coldboot/{self.name}"
+        return DeadMan(self.name, self._user, self._base, run, self.drop_in, ours)
+
+    @property
+    def _ctl(self) -> tuple[str, ...]:
+        if not self._user:
+            return ("systemctl",)
+        return ("env", f"XDG_RUNTIME_DIR={self._runtime}", "systemctl", "--user")
+
+    def _action(self, why: str, *argv: str, given: str | None = None, may_fail: bool = False) -> Action:
+        return Action(why, argv, input=given, as_user=None if self._user else "root", may_fail=may_fail)
+
+    def _ctl_action(self, why: str, *words: str, may_fail: bool = False) -> Action:
+        return self._action(why, *self._ctl, *words, may_fail=may_fail)
+
+    # --- what is there ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> UnitFacts:
+        """See `Service.describe`. Base flags come from the installed unit, or from the box's `unit_file:`."""
+        parts = self._parts()
+        shown = _properties(parts["show"])
+        self._refuse(shown, parts)
+        self.name = self.lock_name = shown["Id"]
+        drop_ins = _paths(shown.get("DropInPaths", ""))
+        files = _split_cat(parts["cat"], (shown["FragmentPath"], *drop_ins))
+        theirs = tuple(path for path in drop_ins if path != self.drop_in)
+        self._refuse_later_drop_ins(theirs)
+        texts = [files[path] for path in (shown["FragmentPath"], *theirs) if path in files]
+        if self._box.unit_file is not None:
+            texts = [_read_local(self._box)]
+        unit = unitfile.parse(*texts)
+        specifiers = self._specifiers(parts["me"].split("\n"), shown["FragmentPath"])
+        paths = unitfile.environment_files(unit, specifiers)
+        env = unitfile.environment(unit, specifiers, self._environment_files([path for path, _ in paths]))
+        passwd = (parts["passwd"].strip() or "root:x:0:0::/root:/bin/sh").split(":")
+        self._facts = UnitFacts(
+            name=self.name,
+            exists=True,
+            argv=unitfile.exec_argv(unit, specifiers, env),
+            env=env,
+            user=self._transport.user if self._user else passwd[0] if shown.get("User") else "root",
+            home=passwd[5] if self._user or shown.get("User") else "/root",
+            active=shown["ActiveState"] in _RUNNING,
+            enabled={"enabled": True, "enabled-runtime": True, "disabled": False}.get(shown.get("UnitFileState", "")),
+            drop_ins=theirs,
+            main_pid=int(shown.get("MainPID") or 0) or None,
+            environment_files=tuple(path for path, _ in paths),
+            our_drop_in=parts["ours"].strip() == "yes",
+        )
+        return self._facts
+
+    def _parts(self) -> dict[str, str]:
+        script = _DESCRIBE.replace("__FACTS__", " -p ".join(_FACTS))
+        said = self._sh(script, self.name, self.drop_in, self._dead_man.script, *self._ctl)
+        found = (part.partition("\n") for part in said.split(_PART)[1:])
+        return {name: text for name, _, text in found}
+
+    def _refuse(self, shown: dict[str, str], parts: dict[str, str]) -> None:
+        """Raises for a unit that cannot be measured, with what to run."""
+        ctl = "systemctl --user" if self._user else "systemctl"
+        if "LoadState" not in shown:
+            raise BoxError(
+                f"the service manager does not answer: {parts['show'].strip()[:300]}",
+                hint=f"`loginctl enable-linger {self._transport.user}` on the box" if self._user else None,
+            )
+        if shown["LoadState"] != "loaded" or not shown.get("FragmentPath"):
+            raise BoxError(
+                f"no unit {self.name} on the box (LoadState={shown['LoadState']})",
+                hint=f"`{ctl} list-unit-files --type=service` shows what there is; name it in the box's `unit:`",
+            )
+        if shown.get("Transient") == "yes":
+            raise BoxError(f"{self.name} is transient: stopped, it would be gone", hint="install it as a unit file")
+        if shown.get("Type") not in _TYPES:
+            raise BoxError(
+                f"{self.name} is Type={shown.get('Type')}; a server that stays in the foreground is needed",
+                hint=f"one of Type={', '.join(_TYPES)}",
+            )
+        if self._user and parts["linger"].strip() != "yes":
+            raise BoxError(
+                f"the login {self._transport.user} has no lingering: its units end with its last session",
+                hint=f"`sudo loginctl enable-linger {self._transport.user}` on the box",
+            )
+        if not self._user and not parts["journal"].strip():
+            raise BoxError(
+                f"the login {self._transport.user} cannot read the journal",
+                hint=f"`sudo usermod -aG systemd-journal {self._transport.user}` on the box, then log in anew",
+            )
+
+    def _refuse_later_drop_ins(self, drop_ins: Sequence[str]) -> None:
+        later = [path for path in drop_ins if path.rpartition("/")[2] > DROP_IN]
+        if later:
+            raise BoxError(
+                f"{later[0]} is read after our drop-in and could undo it",
+                hint=f"rename it so that it sorts before {DROP_IN}",
+            )
+
+    def _specifiers(self, me: Sequence[str], fragment: str) -> dict[str, str]:
+        login, uid, home, host, release, machine = me[:6]
+        ids = [line for line in me[6:] if line]
+        facts = {"H": host, "l": host.partition(".")[0], "v": release, "a": machine.replace("_", "-")}
+        facts |= dict(zip(("m", "b"), (each.replace("-", "") for each in ids), strict=False))
+        if not self._user:
+            login, uid, home = "root", "0", "/root"
+        return unitfile.unit_specifiers(
+            self.name, user=login, uid=int(uid), home=home, runtime_dir=self._runtime, fragment=fragment, facts=facts
+        )
+
+    def _environment_files(self, paths: Sequence[str]) -> dict[str, str]:
+        """Those that the login may read; a secret one counts as empty, as systemd alone reads it at the start."""
+        if not paths:
+            return {}
+        found = (part.partition("\n") for part in self._sh(_READ, *paths).split(_PART)[1:])
+        return {path: text for path, _, text in found}
+
+    def production(self) -> ProductionState:
+        """See `Service.production`. After a killed campaign its restore script still knows whether the unit ran."""
+        facts = self.describe()
+        active = facts.active
+        if facts.our_drop_in:
+            known = was_active(self._sh(_READ, self._dead_man.script))
+            active = active if known is None else known
+        return ProductionState(
+            unit=self.name, active=active, enabled=facts.enabled, command=facts.argv, drop_ins=facts.drop_ins
+        )
+
+    def state(self) -> UnitState:
+        """See `Service.state`."""
+        said = self._transport.run((*self._ctl, "show", *_wanted(_STATE), "--", self.name), timeout_s=COMMAND_S)
+        shown = _properties(said.stdout)
+        killed = shown.get("ExecMainCode") in ("2", "3")
+        status = int(shown.get("ExecMainStatus") or 0)
+        ended = shown.get("ExecMainCode", "0") != "0"
+        return UnitState(
+            active_state=shown.get("ActiveState", "unknown"),
+            sub_state=shown.get("SubState", "unknown"),
+            main_pid=int(shown.get("MainPID") or 0) or None,
+            invocation_id=shown.get("InvocationID") or None,
+            n_restarts=int(shown.get("NRestarts") or 0),
+            result=shown.get("Result") or None,
+            exit_status=(128 + status if killed else status) if ended else None,
+        )
+
+    def pids(self) -> tuple[int, ...]:
+        """See `Service.pids`: everything in its control group."""
+        return tuple(sorted(int(word) for word in self._sh(_PIDS, self.name, *self._ctl).split()))
+
+    def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """See `Service.effective`. Where /proc/PID/environ may not be read, systemd's `Environment=` stands for it."""
+        cut = uuid.uuid4().hex  # an argument may hold anything, but not this
+        cmdline, environ, shown = [*self._sh(_EFFECTIVE, self.name, cut, *self._ctl).split(cut), "", ""][:3]
+        env = read_environ(environ) or read_environ("\0".join(unitfile.words(shown.strip())))
+        known = [each.argv for each in (self._launch, self._facts) if each is not None]
+        argv = read_argv(cmdline, ())
+        return next((each for each in known if read_argv(cmdline, each) == each), argv), env
+
+    # --- what we do ------------------------------------------------------------------------------------------------
+
+    def drop_in_text(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> str:
+        """Our drop-in for one launch. Raises UsageError for what systemd would not take."""
+        env = () if self._env_file_needed else tuple(launch.env.items())
+        lines = (
+            "# Written by coldboot for one boot. Gone after a reboot; `invoke restore` takes it away.",
+            "[Unit]",
+            "StartLimitIntervalSec=0",
+            "[Service]",
+            "ExecStart=",
+            f"ExecStart={unitfile.quote_exec(launch.argv)}",
+            "Restart=no",
+            "KillMode=control-group",
+            "SendSIGKILL=yes",
+            "TimeoutStartSec=infinity",
+            f"TimeoutStopSec={stop_timeout_s:g}",
+            "StandardOutput=journal",
+            "StandardError=journal",
+            "LogRateLimitIntervalSec=0",
+            *(f"Environment={unitfile.quote_env(name, value)}" for name, value in env),
+            *((f"EnvironmentFile={self._directory}/{_ENV_FILE}",) if self._env_file_needed else ()),
+            *(f"UnsetEnvironment={name}" for name in launch.unset_env),
+        )
+        return "\n".join(lines) + "\n"
+
+    @property
+    def _env_file_needed(self) -> bool:
+        """Production's `EnvironmentFile=` would override `Environment=`, so ours must be a file too."""
+        return self._facts is not None and bool(self._facts.environment_files)
+
+    def install_actions(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> tuple[Action, ...]:
+        """See `Service.install_actions`."""
+        text = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
+        actions = [
+            self._action("a place for our drop-in", "mkdir", "-p", self._directory),
+            self._action("what this boot runs", "tee", self.drop_in, given=text),
+        ]
+        if self._env_file_needed:
+            given = "".join(f"{unitfile.quote_env_file(*pair)}\n" for pair in launch.env.items())
+            actions.append(self._action("its environment", "tee", f"{self._directory}/{_ENV_FILE}", given=given))
+        return (*actions, self._ctl_action("systemd reads it", "daemon-reload"))
+
+    def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
+        """See `Service.boot_actions`."""
+        return (*self.install_actions(launch), self._start_action, self._stop_action, *self._kill_actions)
+
+    @property
+    def _start_action(self) -> Action:
+        return self._ctl_action("start it, without waiting", "start", "--no-block", self.name)
+
+    @property
+    def _stop_action(self) -> Action:
+        return self._ctl_action("stop it when it serves", "stop", self.name)
+
+    @property
+    def _kill_actions(self) -> tuple[Action, ...]:
+        return (
+            self._ctl_action("kill all of its processes when it hangs", "kill", "-s", "KILL", self.name, may_fail=True),
+            self._stop_action,
+        )
+
+    def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """See `Service.install`."""
+        together(self._transport, self.install_actions(launch, stop_timeout_s=stop_timeout_s))
+        self._launch = launch
+
+    def start(self) -> None:
+        """See `Service.start`."""
+        together(self._transport, (self._start_action,))
+
+    def stop(self, *, kill: bool, deadline_s: float) -> None:
+        """See `Service.stop`."""
+        left = Action("what still lives", ("sh", "-c", _PIDS, "coldboot", self.name, *self._ctl))
+        if not kill:
+            try:
+                said = together(self._transport, (self._stop_action, left), timeout_s=max(1.0, deadline_s))
+            except CommandTimeout:
+                kill = True
+        if kill:
+            said = together(self._transport, (*self._kill_actions, left), timeout_s=max(COMMAND_S, deadline_s))
+        if said.stdout.split():
+            raise BoxError(
+                f"processes of {self.name} survive SIGKILL: {' '.join(said.stdout.split())}",
+                hint="they hang in the kernel (state D): the driver or the disk; a reboot of the box ends them",
+            )
+
+    # --- the journal -----------------------------------------------------------------------------------------------
+
+    def cursor(self) -> str:
+        """See `Service.cursor`."""
+        said = self._transport.run(("journalctl", "-q", "-n", "0", "--show-cursor"), timeout_s=COMMAND_S).stdout
+        found = re.search(r"^-- cursor: (\S+)$", said, re.MULTILINE)
+        if found is None:
+            raise BoxError("the journal has no entry that this login may read", hint="is journald running on the box?")
+        return found.group(1)
+
+    def follow(self, cursor: str) -> EntryStream:
+        """See `Service.follow`."""
+        words = ("journalctl", "-q", "-o", "json", "--all", "--no-tail", "-f", "--after-cursor", cursor)
+        return LineEntries(self._transport.stream((*words, *self._matches())), _read_entry)
+
+    def _matches(self) -> tuple[str, ...]:
+        if self._user:
+            own = (f"_SYSTEMD_USER_UNIT={self.name}", "+", f"USER_UNIT={self.name}", "+")
+            return (*own, f"COREDUMP_USER_UNIT={self.name}", "+", "_TRANSPORT=kernel")
+        return (
+            *(f"_SYSTEMD_UNIT={self.name}", "+", "_PID=1", f"UNIT={self.name}", "+"),
+            *("_UID=0", f"OBJECT_SYSTEMD_UNIT={self.name}", "+", "_TRANSPORT=kernel"),
+        )
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def restore(self, was: ProductionState) -> None:
+        """See `Service.restore`. While our drop-in is there, what runs is a variant and is killed."""
+        active, ours = self._look()
+        if ours:
+            together(self._transport, self._restore_actions(was), timeout_s=2 * COMMAND_S)
+        elif was.active and not active:
+            together(self._transport, (self._start_action,))
+        self._launch = None
+        self._confirm(was)
+
+    def _restore_actions(self, was: ProductionState) -> tuple[Action, ...]:
+        return (
+            *self._kill_actions,
+            self._action("our drop-in away", "rm", "-f", *self._dead_man.ours),
+            self._action("and its directory if it is empty", "rmdir", self._directory, may_fail=True),
+            self._ctl_action("systemd reads that", "daemon-reload"),
+            self._ctl_action("our failures forgotten", "reset-failed", self.name, may_fail=True),
+            *((self._start_action,) if was.active else ()),
+        )
+
+    def _look(self) -> tuple[bool, bool]:
+        """Whether it runs, and whether our drop-in is there."""
+        words = self._sh(_LOOK, self.name, self.drop_in, *self._ctl).split()
+        return words[0] in _RUNNING, "ours" in words
+
+    def _confirm(self, was: ProductionState) -> None:
+        end = time.monotonic() + _SETTLE_S
+        while True:
+            active, ours = self._look()
+            if not ours and (active or not was.active):
+                return
+            if time.monotonic() >= end:
+                break
+        left = f"{self.drop_in} is still there" if ours else f"{self.name} does not run, and did before"
+        raise RestoreFailed(
+            left,
+            hint="on the box: "
+            + "; ".join(shlex.join(action.argv) for action in self._restore_actions(was) if not action.may_fail),
+        )
+
+    # --- the dead man ----------------------------------------------------------------------------------------------
+
+    def arm(self, was: ProductionState, dead_man_s: float) -> None:
+        """See `Service.arm`. A timer that a killed campaign left is taken over."""
+        together(self._transport, self._arm_actions(was, dead_man_s))
+
+    def _arm_actions(self, was: ProductionState, dead_man_s: float) -> tuple[Action, ...]:
+        dead = self._dead_man
+        service, timer = dead.unit_paths
+        login = self._transport.user
+        script = dead.script_text(active=was.active, dead_man_s=dead_man_s)
+        return (
+            self._action("a place for the restore", "mkdir", "-p", dead.run, self._base),
+            self._action("a heartbeat", "install", "-o", login, "-m", "0644", "/dev/null", dead.heart),
+            Action("its first beat", ("sh", "-c", BEAT, "coldboot", dead.heart)),
+            self._action("the restore", "tee", dead.script, given=script),
+            self._action("its service", "tee", service, given=dead.service_text()),
+            self._action("its timer", "tee", timer, given=dead.timer_text(dead_man_s)),
+            self._ctl_action("systemd reads them", "daemon-reload"),
+            self._ctl_action("from now on the box restores by itself", "restart", dead.timer),
+        )
+
+    def beat(self) -> None:
+        """See `Service.beat`."""
+        said = self._transport.run(
+            ("sh", "-c", BEAT, "coldboot", self._dead_man.heart), timeout_s=COMMAND_S, check=False
+        )
+        if said.status == FIRED:
+            raise BoxError(
+                f"the box has restored {self.name} by itself: it had no sign of life of us for too long",
+                hint="give the box a longer `dead_man:`",
+            )
+        if said.status != 0:
+            raise commands.failed(said)
+
+    def disarm(self) -> None:
+        """See `Service.disarm`."""
+        together(self._transport, self._disarm_actions())
+
+    def _disarm_actions(self) -> tuple[Action, ...]:
+        dead = self._dead_man
+        return (
+            self._ctl_action("no restore by itself any more", "stop", dead.timer, dead.service, may_fail=True),
+            self._action("its units away", "rm", "-f", *dead.unit_paths),
+            self._action("its script and heartbeat away", "rm", "-rf", dead.run),
+            self._ctl_action("systemd reads that", "daemon-reload"),
+        )
+
+    def sudo_lines(self) -> tuple[str, ...]:
+        """See `Service.sudo_lines`: exactly what the actions of this service are, and the caches as the unit's user."""
+        if self._user or self._transport.is_root:
+            return ()
+        was = ProductionState(unit=self.name, active=True)
+        launch = Launch(("/bin/true",), {}, (), 0, "")
+        actions = (
+            *self.boot_actions(launch),
+            *self._arm_actions(was, 60.0),
+            *self._disarm_actions(),
+            *self._restore_actions(was),
+        )
+        needed = [("root", action.argv) for action in actions if action.as_user == "root"]
+        if self._facts is not None:
+            needed += caches.sudo_needs(self._facts, self._transport.user)
+        lines = (commands.sudoers_line(self._transport.user, user, argv) for user, argv in needed)
+        return tuple(dict.fromkeys(lines))
+
+    def _sh(self, script: str, *arguments: str) -> str:
+        return self._transport.run(("sh", "-c", script, "coldboot", *arguments), timeout_s=COMMAND_S).stdout
+
+
+def _wanted(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for name in names for word in ("-p", name))
+
+
+def _properties(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if re.match(r"[A-Z]\w*=", line))
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return unitfile.words(text)
+
+
+def _split_cat(text: str, paths: Sequence[str]) -> dict[str, str]:
+    """`systemctl cat` cut at the headers `# PATH`, taken in the order in which systemd has loaded the files."""
+    found: dict[str, str] = {}
+    waiting = list(paths)
+    current: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if waiting and line.rstrip("\n") == f"# {waiting[0]}":
+            current = []
+            found[waiting.pop(0)] = ""
+        elif found:
+            current.append(line)
+        if found:
+            found[next(reversed(found))] = "".join(current)
+    return found
+
+
+def _read_local(box: BoxSpec) -> str:
+    assert box.unit_file is not None
+    try:
+        return box.unit_file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"unit_file {box.unit_file}: {error.strerror or error}") from error
+
+
+def _read_entry(line: str, index: int) -> tuple[JournalEntry, ...]:
+    entry = entries.parse_json_line(line, index)
+    return () if entry is None else (entry,)
