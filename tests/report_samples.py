@@ -141,7 +141,12 @@ def _started(*, rehearsal: bool) -> CampaignStarted:
         rehearsal=rehearsal,
         seed=7,
         boots_planned=3,
-        fingerprint={"kernel": "6.1.0-38-amd64", "driver": "580.95", "gpu_names": "2 × RTX 3090", "nvlink": None},
+        fingerprint={
+            "kernel": "6.1.0-38-amd64",
+            "driver": "580.95",
+            "gpus": None if rehearsal else "2 × NVIDIA GeForce RTX 3090",
+            "nvlink": None,
+        },
         versions={"coldboot": "0.1.0", "python": "3.11.2"},
         production=ProductionState(unit="vllm-qwen.service", active=True, enabled=True, command=command("spec-3")),
         base_command=(*BASE, "--spec-method", "qwen3_5_mtp", "--spec-tokens", "3"),

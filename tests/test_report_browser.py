@@ -179,8 +179,10 @@ def test_no_width_makes_the_page_scroll_sideways(looked, profile):
 @pytest.mark.parametrize("profile", ["phone", "desk"])
 def test_all_sections_and_charts_are_there(looked, profile):
     seen = looked[0][profile]
-    assert len(seen["sections"]) == 12
-    assert seen["charts"] == 4 + 1 + 2 + 1 + 1 + 1  # boots a level, throughput, latency twice, rulers, timeline, order
+    assert len(seen["sections"]) == 13
+    assert (
+        seen["charts"] == 4 + 1 + 2 + 1 + 2 + 1
+    )  # boots a level, throughput, latency twice, rulers, boots' time twice, order
     assert seen["small"] == 0  # no label is lower than six pixels
     assert seen["stamp"] == "sticky"
 

@@ -135,6 +135,10 @@ def test_a_sentence_begins_no_block(start):
     assert tokens == ["paragraph_open", "inline", "paragraph_close"]
 
 
+def test_a_number_stays_a_number():
+    assert [markdown.escape(text) for text in ("107.7", "3", "-0.5 %")] == ["107.7", "3", "\\-0.5 %"]
+
+
 def test_junit_stays_well_formed(view):
     root = xml(report.FORMATS["junit.xml"](view))
     case = next(case for case in root.iter("testcase") if case.get("name") == NAME)

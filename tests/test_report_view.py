@@ -9,7 +9,7 @@ from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
 
 from orchestrator import verdict
 from orchestrator.records import BootResult, Evidence, Level, Series
-from orchestrator.report import build_view, commands, evidence, words
+from orchestrator.report import build_view, commands, evidence, wall, words
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +215,35 @@ def test_what_moved_between_boots_is_told_by_tokens_per_step_and_steps(view):
     assert row[:2] == ("spec-8", "1")
     assert row[5] == "5.80 / 5.80"
     assert row[7] == "S (100 %)"
+
+
+def test_the_wall_is_computed_from_its_inputs_where_they_are_known():
+    section = sample(rehearsal=False).view().section("wall")
+    row = next(row for row in section.tables[0].rows if row[:2] == ("spec-1", "8"))
+    # 936 GB/s ÷ 9.3 GiB = 93.7 steps a second; × 1.97 tokens a step × 8 streams = 1477 tok/s; 340 of it is 23 %.
+    assert row == ("spec-1", "8", "9.30 GiB", "93.7", "1.97", "1477", "3", "23 %")
+    assert "936 GB/s a card (2 × NVIDIA GeForce RTX 3090" in section.sentences[0]
+
+
+def test_the_wall_says_what_it_lacks(view):
+    assert view.section("wall").sentences == ("Not computed: the box names no GPU.",)
+    assert view.section("wall").tables == ()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rate"),
+    [
+        ("2 × NVIDIA GeForce RTX 3090", 936),
+        ("1 × NVIDIA GeForce RTX 3090 Ti", 1008),
+        ("NVIDIA L40S", 864),
+        ("8 × NVIDIA H100 80GB HBM3", 3350),
+        ("1 × NVIDIA H200, 1 × NVIDIA L4", None),  # two kinds: no one bandwidth
+        ("1 × NVIDIA L400", None),
+        (None, None),
+    ],
+)
+def test_a_cards_bandwidth_is_known_by_its_whole_name(gpus, rate):
+    assert wall.bandwidth(gpus) == rate
 
 
 def test_provenance_shows_each_command_beside_productions(view):

@@ -249,14 +249,25 @@ def _facts_table(boots: Sequence[BootView]) -> Table:
 
 
 def _facts(facts: Mapping[str, object]) -> str:
-    said = "; ".join(f"{name} {_fact(value)}" for name, value in facts.items() if value not in (None, "", [], {}))
-    return words.clean(said, 300) or words.ABSENT
+    # The start-up timeline has a table of its own.
+    said = (_fact(name, value) for name, value in facts.items() if name != "timeline")
+    return words.clean("; ".join(one for one in said if one), 400) or words.ABSENT
 
 
-def _fact(value: object) -> str:
+def _fact(name: str, value: object) -> str:
+    """`name value`, nested ones in brackets; nothing for what is empty."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(one for key, item in value.items() if (one := _fact(str(key), item)))
+        return f"{name} ({inner})" if inner else ""
+    if isinstance(value, list | tuple):
+        value = ", ".join(str(one) for one in value)
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return f"{name} {'yes' if value else 'no'}"
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else words.ABSENT
-    return str(value)
+        return f"{name} {value:.4g}" if math.isfinite(value) else ""
+    return f"{name} {value}"
 
 
 # --- our own overhead -----------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ ISOLATION = frozenset({"--host", "--port"})
 
 
 def flags(argv: Sequence[str]) -> dict[str, str]:
-    """Flag → its values in shell quoting, `` for a bare flag; what stands before the first flag is under ``."""
+    """Flag → its values in shell quoting, empty for a bare flag; the program is under the empty name."""
     found: dict[str, list[str]] = {}
     current = ""
     for word in redact_argv(argv):
-        if _FLAG.match(word):
+        # `python -m module` is the program: its own short options are no flags of the engine.
+        if word.startswith("--") or (current and _FLAG.match(word)):
             name, equals, value = word.partition("=")
             current = name
             found.setdefault(current, []).extend([value] if equals else [])

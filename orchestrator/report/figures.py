@@ -97,6 +97,8 @@ def _boots(view: View) -> list[Panel]:
 def _draw_boots(ax: Axes, ink: Ink, rows: Sequence[tuple[VariantView, CellView]]) -> None:
     values = [point.value for _, cell in rows for point in cell.points if point.value is not None]
     most = max(values, default=1.0)
+    if not values:
+        ax.set_xticks([])
     ax.set_xlim(0, most * 1.16)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), [name_shown(variant.verdict.name) for variant, _ in rows], color=ink.text)
@@ -314,46 +316,53 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "trials": ("trials",),
     "stop": ("stop",),
 }
+PHASE_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "imports, config": ("imports_s", "config_s"),
+    "weights": ("weights_s",),
+    "compile or load": ("compile_s",),
+    "profiling, KV cache": ("profiling_s", "kv_cache_s"),
+    "graph capture": ("graph_capture_s",),
+    "warm-up": ("warmup_s",),
+}
 
 
 def _timeline(view: View) -> list[Panel]:
     shown = [boot for boot in view.boots if boot.steps]
     if not shown:
         return []
+    phased = [boot for boot in shown if boot.answer is not None and boot.answer.timeline is not None]
 
-    def draw(ax: Axes, ink: Ink) -> None:
+    def draw_phases(ax: Axes, ink: Ink) -> None:
+        for row, boot in enumerate(phased):
+            timeline = boot.answer.timeline if boot.answer is not None else None
+            spent = [sum(getattr(timeline, name) or 0.0 for name in names) for names in PHASE_GROUPS.values()]
+            end = _stack(ax, ink, row, spent)
+            if timeline is not None:
+                ax.text(end, row, f" {timeline.compile_state}", va="center", fontsize=7, color=ink.muted, zorder=3)
+        _dress_bars(ax, ink, phased, tuple(PHASE_GROUPS))
+        ax.set_xlabel("seconds, from the engine's own lines")
+
+    def draw_steps(ax: Axes, ink: Ink) -> None:
         for row, boot in enumerate(shown):
-            _draw_timeline(ax, ink, row, boot)
-        ax.set_yticks(range(len(shown)), [name_shown(boot.name) for boot in shown], color=ink.text, fontsize=7.5)
-        ax.set_ylim(len(shown) - 0.4, -0.6)
-        ax.set_xlim(left=0)
-        ax.margins(x=0.16)
-        ax.tick_params(axis="y", length=0)
-        ax.grid(axis="x")
+            spent = boot_room.step_seconds(boot)
+            end = _stack(ax, ink, row, [sum(spent.get(name, 0.0) for name in names) for names in GROUPS.values()])
+            if boot.outcome != "completed":
+                step = boot.ended.step if boot.ended is not None else None
+                said = f" ✕ {boot.outcome}{f' at {step}' if step else ''}"
+                ax.text(end, row, said, va="center", fontsize=7, color=ink.warn, zorder=3)
+        _dress_bars(ax, ink, shown, tuple(GROUPS))
         ax.set_xlabel("seconds since the boot began")
-        handles = [
-            Patch(facecolor=ink.series[place], edgecolor=ink.paper, hatch=_HATCHES[place], label=name)
-            for place, name in enumerate(GROUPS)
-        ]
-        legend = ax.legend(
-            handles=handles,
-            loc="lower center",
-            bbox_to_anchor=(0.42, 1.0),
-            ncols=3,
-            labelcolor=ink.text,
-            handlelength=1.8,
-            columnspacing=1.0,
-        )
-        legend.set_in_layout(True)
 
-    return [Panel("", 5.0, 1.2 + 0.21 * len(shown), draw)]
+    panels = [Panel("steps of each boot", 4.6, 1.4 + 0.21 * len(shown), draw_steps)]
+    if phased:
+        panels.append(Panel("start-up phases, compiled or loaded", 4.6, 1.4 + 0.21 * len(phased), draw_phases))
+    return panels
 
 
-def _draw_timeline(ax: Axes, ink: Ink, row: int, boot: BootView) -> None:
-    spent = boot_room.step_seconds(boot)
+def _stack(ax: Axes, ink: Ink, row: int, spent: Sequence[float]) -> float:
+    """One bar of several parts, told apart by colour and hatching; returns where it ends."""
     left = 0.0
-    for place, names in enumerate(GROUPS.values()):
-        width = sum(spent.get(name, 0.0) for name in names)
+    for place, width in enumerate(spent):
         ax.barh(
             row,
             width,
@@ -366,10 +375,31 @@ def _draw_timeline(ax: Axes, ink: Ink, row: int, boot: BootView) -> None:
             zorder=2,
         )
         left += width
-    if boot.outcome != "completed":
-        step = boot.ended.step if boot.ended is not None else None
-        said = f" ✕ {boot.outcome}{f' at {step}' if step else ''}"
-        ax.text(left, row, said, va="center", fontsize=7, color=ink.warn, zorder=3)
+    return left
+
+
+def _dress_bars(ax: Axes, ink: Ink, boots: Sequence[BootView], names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(boots)), [name_shown(boot.name) for boot in boots], color=ink.text, fontsize=7.5)
+    ax.set_ylim(len(boots) - 0.4, -0.6)
+    # Room on the right for what stands behind the bars.
+    ax.set_xlim(0, (ax.dataLim.x1 or 1.0) * 1.22)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x")
+    handles = [
+        Patch(facecolor=ink.series[place], edgecolor=ink.paper, hatch=_HATCHES[place], label=name)
+        for place, name in enumerate(names)
+    ]
+    # Points, not shares of the axes: the number of boots makes the axes higher, and the label stays where it is.
+    drop = 30 / (72 * (0.4 + 0.21 * len(boots)))
+    ax.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.45, -drop),
+        ncols=3,
+        labelcolor=ink.text,
+        handlelength=1.8,
+        columnspacing=1.0,
+    )
 
 
 # --- rulers and order -----------------------------------------------------------------------------------------------

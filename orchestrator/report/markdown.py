@@ -15,6 +15,7 @@ from orchestrator.report import words
 from orchestrator.report.model import CellView, EvidenceView, Table, VariantView, View
 
 MOST_CHARACTERS = 60_000
+MOST_FOLDED_ROWS = 40
 ICONS: dict[VariantAnswer, str] = {
     "WINNER": "🏆",
     "CONTENDER": "🤝",
@@ -23,17 +24,17 @@ ICONS: dict[VariantAnswer, str] = {
     "REJECTED": "⛔",
 }
 MARKS = {"REPRODUCES": "=", "UNDECIDED": "?", "DOES_NOT_REPRODUCE": "≠"}
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$:-])")
-_ALWAYS = frozenset("\\`*_[]|~$")
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$]")
 
 
 def escape(text: str) -> str:
     """Foreign text as text: no markup, no HTML, no mention, no link, no break out of a table's cell."""
     flat = html.escape(words.clean(text), quote=False)
-    flat = _SPECIAL.sub(lambda match: f"\\{match.group(1)}" if match.group(1) in _ALWAYS else match.group(1), flat)
+    flat = _SPECIAL.sub(r"\\\g<0>", flat)
     flat = _quiet(flat)
     # At the start of a line these would begin a list, a heading, a quotation or a rule.
-    return re.sub(r"^(\s*)([#+>=-]|\d+[.)])", r"\1\\\2", flat)
+    flat = re.sub(r"^(\s*)([#+>=-])", r"\1\\\2", flat)
+    return re.sub(r"^(\s*\d+)([.)])(?=\s|$)", r"\1\\\2", flat)
 
 
 def _quiet(text: str) -> str:
@@ -80,8 +81,11 @@ def _parts(view: View, *, evidence: bool, tables: bool) -> Iterator[str]:
         if section.key == "evidence":
             yield from _evidence(view, whole=evidence)
         for table in section.tables:
-            if tables or not table.folded:
-                yield _folded(table) if table.folded else f"**{escape(table.title)}**\n\n{_table(table)}"
+            # Long details belong onto the page; a comment is scrolled past.
+            if not table.folded:
+                yield f"**{escape(table.title)}**\n\n{_table(table)}"
+            elif tables and len(table.rows) <= MOST_FOLDED_ROWS:
+                yield _summary(table.title, _table(table))
     name = escape(view.verdicts.experiment)
     stamp = f" · {words.REHEARSAL}" if view.rehearsal else ""
     yield (
@@ -131,10 +135,6 @@ def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozen
     rule = ("--:" if place in numeric else ":--" for place in range(len(columns)))
     lines = (columns, tuple(rule), *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _folded(table: Table) -> str:
-    return _summary(table.title, _table(table))
 
 
 def _evidence(view: View, *, whole: bool) -> Iterator[str]:

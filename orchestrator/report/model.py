@@ -86,12 +86,6 @@ class CellView:
     long: str
     agreement: str | None
 
-    @property
-    def lost(self) -> str:
-        """What stands where a value would be: `died`, `failed`, `invalid`, each once; `–` where nobody measured."""
-        said = {"died": "died", "failed": "failed", "invalid": "invalid"}
-        return ", ".join(dict.fromkeys(said[point.status] for point in self.points if point.status in said)) or "–"
-
 
 @dataclass(frozen=True, slots=True)
 class Line:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.records import AnyRecord, CellVerdict, Level, Series, VariantVerdict, Verdicts
 from orchestrator.report import boots as boot_room
-from orchestrator.report import commands, evidence, provenance, trials, words
+from orchestrator.report import commands, evidence, provenance, trials, wall, words
 from orchestrator.report.model import BootView, CellView, Point, Section, Table, VariantView, View
 
 
@@ -33,6 +33,7 @@ def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts,
         _throughput_section(variants),
         trials.latency_section(boots),
         trials.attribution_section(variants, boots),
+        wall.section(variants, boots, provenance.sessions(records)[0]),
         trials.rulers_section(boots, ratios),
         _evidence_section(variants),
         boot_room.boot_section(boots),
@@ -131,7 +132,7 @@ def cell_view(variant: VariantVerdict, cell: CellVerdict, boots: Sequence[BootVi
     if cell.reproducibility == "DOES_NOT_REPRODUCE":
         short, long = shown, f"{shown} {cell.unit}: does not reproduce, {words.spread(cell)}"
     elif cell.estimate is None:
-        short, long = shown, f"{shown}: no value"
+        short, long = lost(points), f"{shown}: no value"
     else:
         bounds = f" ({words.interval(cell.interval)})" if cell.interval is not None else " (one value)"
         short = words.number(cell.estimate)
@@ -171,6 +172,12 @@ def _missing(boot: BootView, concurrency: int) -> Point:
     if result is not None and result.outcome == "not_ready":
         return Point(boot.name, None, "died", "not ready by the deadline")
     return Point(boot.name, None, "not_measured", "not measured")
+
+
+def lost(points: Sequence[Point]) -> str:
+    """What stands where a value would be: `died`, `failed`, `invalid`, each once; `–` where nobody measured."""
+    said = dict.fromkeys(_point_text(point) for point in points if point.status != "not_measured")
+    return ", ".join(said) or words.ABSENT
 
 
 def _point_text(point: Point) -> str:

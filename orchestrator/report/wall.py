@@ -1,0 +1,119 @@
+"""The bandwidth wall: how far a cell is from the rate at which the weights could be read at all.
+
+A decode step reads every weight once, whatever the number of streams, so one GPU makes at most bandwidth ÷ bytes of
+weights steps per second; each step gives every stream A tokens. The model is for dense weights: a mixture of experts
+reads only a part of them, and KV cache traffic is left out, so the wall is an upper bound for dense models alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from orchestrator.records import CampaignStarted
+from orchestrator.report import trials, words
+from orchestrator.report.model import BootView, Section, Table, VariantView
+
+# GB/s of one card, from NVIDIA's data sheets; the name as nvidia-smi tells it, without "NVIDIA".
+BANDWIDTH_GB_S: Mapping[str, float] = {
+    r"GeForce RTX 3090": 936,
+    r"GeForce RTX 3090 Ti": 1008,
+    r"GeForce RTX 4090": 1008,
+    r"GeForce RTX 5090": 1792,
+    r"RTX A6000": 768,
+    r"RTX 6000 Ada Generation": 960,
+    r"Tesla T4": 320,
+    r"L4": 300,
+    r"L40S?": 864,
+    r"A10G?": 600,
+    r"A40": 696,
+    r"A100-(?:SXM4|PCIE)-40GB": 1555,
+    r"A100 80GB PCIe": 1935,
+    r"A100-SXM4-80GB": 2039,
+    r"H100 PCIe": 2039,
+    r"H100 80GB HBM3": 3350,
+    r"H200": 4800,
+    r"B200": 8000,
+}
+
+
+def bandwidth(gpus: str | None) -> float | None:
+    """GB/s of one card of `2 × NVIDIA GeForce RTX 3090`; None for an unknown card or for several kinds."""
+    name = re.sub(r"^\d+ × ", "", gpus or "").removeprefix("NVIDIA ").strip()
+    return next((rate for pattern, rate in BANDWIDTH_GB_S.items() if re.fullmatch(pattern, name)), None)
+
+
+def section(
+    variants: Sequence[VariantView], boots: Sequence[BootView], started: Sequence[CampaignStarted]
+) -> Section | None:
+    """Each cell's share of the wall, with the inputs; says what is missing where it cannot be computed."""
+    if not started:
+        return None
+    gpus = started[-1].fingerprint.get("gpus")
+    rate = bandwidth(gpus)
+    weights = _weights_gib(boots)
+    if rate is None or not weights:
+        known = "the box names no GPU" if gpus is None else f"no bandwidth is known for {words.clean(gpus)}"
+        missing = known if rate is None else "the engine's log does not say how much memory the weights take"
+        return Section("wall", "The bandwidth wall", (f"Not computed: {missing}.",))
+    rows = [row for variant in variants for row in _rows(variant, boots, rate, weights)]
+    if not rows:
+        return None
+    card = words.clean(gpus or "")
+    formula = "Wall = bandwidth ÷ weights × tokens per step × streams"
+    inputs = f"{rate:g} GB/s a card ({card}; data sheet), and the weights that one card holds, from the engine's log"
+    limits = (
+        "It is one for dense weights without KV cache traffic; a share far below it is no proof that more is possible."
+    )
+    sentences = (f"{formula}, with {inputs}.", limits)
+    columns = ("variant", "concurrency", "weights a card", "steps/s at most", "tokens a step", "wall", "boots", "share")
+    table = Table("tok/s against the wall", columns, tuple(rows), numeric=frozenset(range(1, len(columns))))
+    return Section("wall", "The bandwidth wall", sentences, (table,))
+
+
+def _weights_gib(boots: Sequence[BootView]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for boot in boots:
+        line = boot.answer.timeline if boot.answer is not None else None
+        if line is not None and line.weights_gib:
+            found.setdefault(boot.variant, []).append(line.weights_gib)
+    return {variant: median(values) for variant, values in found.items()}
+
+
+def _rows(
+    variant: VariantView, boots: Sequence[BootView], rate: float, weights: Mapping[str, float]
+) -> list[tuple[str, ...]]:
+    name = variant.verdict.name
+    if name not in weights:
+        return []
+    steps = rate * 1e9 / (weights[name] * 2**30)
+    rows: list[tuple[str, ...]] = []
+    for cell in variant.cells:
+        level = cell.verdict.concurrency
+        values = [point.value for point in cell.points if point.value is not None]
+        tokens = [
+            a
+            for trial in trials.good(boots)
+            if (trial.variant, trial.concurrency, trial.cache) == (name, level, cell.verdict.cache)
+            and (a := trials.tokens_per_step(trial)) is not None
+        ]
+        if not values or not tokens:
+            continue
+        middle = median(tokens)
+        wall = steps * middle * level
+        low, high = min(values) / wall, max(values) / wall
+        share = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+        rows.append(
+            (
+                words.clean(name),
+                str(level),
+                f"{weights[name]:.2f} GiB",
+                f"{steps:.1f}",
+                f"{middle:.2f}",
+                words.number(wall),
+                str(len(values)),
+                share.replace("%", " %"),
+            )
+        )
+    return rows
