@@ -135,6 +135,12 @@ def test_every_cell_must_pass_and_one_is_enough_to_fail():
     assert "1 stream " not in finding.sentence
 
 
+def test_alpha_is_split_over_the_cells_that_could_fail():
+    assert against({1: around(93.5)}, {1: around(100)}).answer == "FAIL"
+    with_another = against({1: around(93.5), 8: around(300)}, {1: around(100), 8: around(300)})
+    assert with_another.answer == "UNDECIDED"
+
+
 def test_a_level_that_was_not_measured_again_is_undecided():
     finding = against({1: around(100)}, {1: around(100), 8: around(300)})
     assert (finding.answer, "8 streams was not measured again" in finding.sentence) == ("UNDECIDED", True)
