@@ -91,7 +91,8 @@ def as_user_argv(argv: Sequence[str], user: str, *, by: Literal["sudo", "runuser
     return ("sudo", "-n", "-u", user, "--", *argv)
 
 
-_SUDOERS_SPECIAL = re.compile(r"([\\,:=*?\[\]!\"'#()])")
+# sudoers(5): what its own reader would take, and what its patterns would. A backslash must survive both.
+_SUDOERS_SPECIAL = re.compile(r"[,:=#*?\[\]!^]")
 
 
 def sudoers_line(login: str, user: str, argv: Sequence[str], *, path: str | None = None) -> str:
@@ -101,12 +102,19 @@ def sudoers_line(login: str, user: str, argv: Sequence[str], *, path: str | None
     bare name. Special characters are escaped as sudoers(5) asks, so that no argument is taken for a pattern.
     """
     program = path or (argv[0] if "/" in argv[0] else f"/usr/bin/{argv[0]}")
-    words = [_SUDOERS_SPECIAL.sub(r"\\\1", word) for word in (program, *argv[1:])]
+    words = [_SUDOERS_SPECIAL.sub(r"\\\g<0>", word.replace("\\", 4 * "\\")) for word in (program, *argv[1:])]
     # Without arguments sudoers would allow any: "" allows none.
     allowed = " ".join(words) if len(words) > 1 else f'{words[0]} ""'
     return f"{login} ALL=({user}) NOPASSWD: {allowed}"
 
 
+# `command -v` would answer with the shell's own printf or kill; sudo looks where its secure_path says.
+_FIND = """
+IFS=:
+for folder in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin /sbin /bin $PATH; do
+    [ -x "$folder/$1" ] && { echo "$folder/$1"; exit 0; }
+done
+"""
 _REFUSALS = re.compile(
     r"^(?:sudo: (?:a password is required|a terminal is required|sorry, you must have a tty|no tty present)"
     r"|Sorry, user \S+ (?:is not allowed to execute|may not run sudo)"
@@ -299,8 +307,6 @@ class Runner(ABC):
     def _refusal(self, argv: Sequence[str], user: str, line: str, status: int) -> CommandFailed:
         path = None
         if "/" not in argv[0]:
-            where = split_mark(
-                self._execute(run_line(("sh", "-c", 'command -v "$1"', "sh", argv[0])), None, KILL_S).stdout
-            )
-            path = where[1].decode("utf-8", errors="replace").strip() or None
+            _, found = split_mark(self._execute(run_line(("sh", "-c", _FIND, "sh", argv[0])), None, KILL_S).stdout)
+            path = found.decode("utf-8", errors="replace").strip() or None
         return refusal(argv, user, login=self.user, line=line, status=status, path=path)

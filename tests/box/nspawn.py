@@ -220,6 +220,8 @@ class Box:
     alias = "gwen"
     root_alias = "gwen-root"
     login = LOGIN
+    python = sys.executable
+    """The project's Python, at the same path inside and outside."""
 
     def __init__(self, base: Path) -> None:
         sessions = _cache() / "sessions"
@@ -349,7 +351,7 @@ class Box:
         """Process ids, as the box itself counts them, of those whose command line holds `word`."""
         return tuple(process.pid for process in self.processes() if word in " ".join(process.argv))
 
-    def kill(self, pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, pid: int, how: int = signal.SIGKILL) -> None:
         """Send a signal to a process of the box, named as the box itself counts."""
         host_pid = next(process.host_pid for process in self.processes() if process.pid == pid)
         os.kill(host_pid, how)
