@@ -214,7 +214,7 @@ def test_every_cell_has_one_entry_for_each_boot_that_counts(seed):
         assert {len(c.by_boot) for c in variant.cells} <= {variant.boots}
 
 
-@pytest.mark.parametrize("values", [[1e308, 1e-308], [5e-324, 5e-324], [1.7e308] * 6, [1e-320, 1e308, 3.0]])
+@pytest.mark.parametrize("values", [[1e308, 1e-308], [5e-324] * 2, [1.7976931348623157e308] * 6, [1e-320, 1e308, 3.0]])
 def test_values_at_the_ends_of_what_can_be_written(values):
     verdicts, _ = judged({"a": {1: values}, "b": {1: [1.0] * len(values)}})
     json.loads(verdict.to_json(verdicts), parse_constant=pytest.fail)
@@ -371,10 +371,10 @@ def test_a_significant_drop_is_told_with_its_numbers():
 def test_a_flat_curve_is_seldom_called_a_collapse():
     rng = np.random.default_rng(1)
     wrong = 0
-    for _ in range(1500):
+    for _ in range(800):
         table = {level: rng.lognormal(4, 0.06, 3).tolist() for level in (1, 2, 4, 8)}
         wrong += "collapses_with_concurrency" in judged({"a": table}, tolerance=1.0)[1]["a"].reasons
-    assert wrong / 1500 < 0.05  # Holm over the six pairs; the rule of 10 % takes more away
+    assert wrong / 800 < 0.05  # Holm over the six pairs; the rule of 10 % takes more away
 
 
 def test_a_level_that_failed_has_no_aggregate():

@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.records import Series, VariantVerdict, Verdicts
 from orchestrator.verdict import wording
 from orchestrator.verdict.adaptive import next_boots
-from orchestrator.verdict.case import Case, exp, exp_interval, printed
+from orchestrator.verdict.case import Case, exp, exp_interval, printed, throughput
 from orchestrator.verdict.claims import Finding, check_claim, compare_baseline
 from orchestrator.verdict.derive import Derivation, changes, derive
 from orchestrator.verdict.gather import series_from_records
@@ -92,7 +92,7 @@ def _variant(derived: Derivation, case: Case) -> VariantVerdict:
         boots_disturbed=series.boots_disturbed.get(case.name, 0),
         boots_aborted=series.boots_aborted.get(case.name, 0),
         sentence=wording.variant_sentence(derived, case),
-        objective=None if own is None else exp(own),
+        objective=None if own is None else throughput(own),
         objective_levels=() if own is None else ranking.levels,
         ratio_to_winner=None if own is None or best is None else exp(own - best),
         ratio_interval=None if difference is None else exp_interval(difference.interval),

@@ -6,6 +6,7 @@ Cache states are never pooled: a cell is variant × cache state × concurrency.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ CACHES: tuple[CacheState, ...] = ("cold", "clear", "as-is", "warm")  # which one
 COLLAPSE_RATIO = 2.0  # some lower level's aggregate is more than so many times this level's, in every boot
 COLLAPSE_DROP = math.log(0.9)  # or lower by more than 10 % and significantly so
 COLLAPSE_BOOTS = 3
+_LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,12 @@ def is_value(level: Level) -> bool:
 
 def exp(log: float) -> float | None:
     """The number whose logarithm this is; None where it would not be finite."""
-    return math.exp(log) if log < 709 else None
+    return math.exp(log) if log <= _LARGEST else None
+
+
+def throughput(log_tok_s: float) -> float:
+    """Tok/s from a log that lies among those of measured values, so that only rounding can lead beyond a float."""
+    return math.exp(min(log_tok_s, _LARGEST))
 
 
 def exp_interval(logs: stats.Interval | None) -> stats.Interval | None:
@@ -149,7 +156,9 @@ def exp_interval(logs: stats.Interval | None) -> stats.Interval | None:
 
 def printed(value: float) -> str:
     """A throughput as every report prints it: equal objectives, to these digits, are a tie."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 1 else f"{value:.3g}"
+    if not 1 <= value < 1e9:
+        return f"{value:.3g}"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 # --- from the boots ------------------------------------------------------------------------------------------------
@@ -195,7 +204,7 @@ def _cell(series: Series, boots: Sequence[BootResult], cache: CacheState, concur
         cache=cache,
         by_boot=by_boot,
         # One value is its own estimate, to the last bit.
-        estimate=None if middle is None else only if len(logs) == 1 else exp(middle),
+        estimate=None if middle is None else only if len(logs) == 1 else throughput(middle),
         interval=None if middle is None else exp_interval(stats.mean_interval(logs)),
         reproducibility=answer,
         spread=None if spread is None else spread.sd,

@@ -15,7 +15,7 @@ from typing import Literal
 from orchestrator import stats
 from orchestrator.errors import UsageError
 from orchestrator.records import CacheState, Series
-from orchestrator.verdict.case import CACHES, Case, Cell, printed
+from orchestrator.verdict.case import CACHES, Case, Cell, printed, throughput
 from orchestrator.verdict.derive import Derivation, derive
 from orchestrator.verdict.wording import FAR, listed, plural, streams, times
 
@@ -138,7 +138,7 @@ def _weigh(claim: _Claim, logs: Sequence[Sequence[float]]) -> Finding:
 
 
 def _told(claim: _Claim, log: float) -> str:
-    return times(log) if claim.value is None else f"{printed(math.exp(log))} tok/s"
+    return times(log) if claim.value is None else f"{printed(throughput(log))} tok/s"
 
 
 def _boots(logs: Sequence[Sequence[float]]) -> str:

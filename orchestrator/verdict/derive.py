@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator import stats
 from orchestrator.records import CacheState, Series, VariantAnswer
-from orchestrator.verdict.case import CACHES, Case, make_case, printed, values_of
+from orchestrator.verdict.case import CACHES, Case, make_case, printed, throughput, values_of
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _rank(series: Series, cases: Sequence[Case]) -> Ranking:
     if not levels:
         return Ranking(cache, (), {}, (), None, {})
     objectives = {case.name: case.objective(cache, levels) for case in ranked}
-    top = printed(math.exp(max(objectives.values())))
-    tied = [name for name, value in objectives.items() if printed(math.exp(value)) == top]
+    top = printed(throughput(max(objectives.values())))
+    tied = [name for name, value in objectives.items() if printed(throughput(value)) == top]
     winner = min(tied, key=lambda name: (changes(series, name) is None, changes(series, name) or 0))
     return Ranking(
         cache,

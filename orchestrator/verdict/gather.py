@@ -26,6 +26,7 @@ from orchestrator.records import (
     StepEnded,
     TrialEnded,
 )
+from orchestrator.verdict.case import throughput
 
 COUNTED: Mapping[str, CountedOutcome] = {"completed": "completed", "crashed": "crashed", "not_ready": "not_ready"}
 COVARIATES = ("start_temperature_c",)  # facts of steps that may explain a drift
@@ -190,7 +191,7 @@ def _level(concurrency: int, trials: Sequence[TrialEnded]) -> Level:
     failed = any(trial.failed for trial in trials)
     value = values[0] if len(values) == 1 else None
     if len(values) > 1:
-        value = math.exp(math.fsum(math.log(one) for one in values) / len(values))
+        value = throughput(math.fsum(math.log(one) for one in values) / len(values))
     return Level(concurrency=concurrency, value=None if failed else value, failed=failed, valid=bool(values) or failed)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator import stats
 from orchestrator.records import BootResult, CellVerdict
-from orchestrator.verdict.case import Case, Cell, Collapse, Drop, exp, exp_interval, printed
+from orchestrator.verdict.case import Case, Cell, Collapse, Drop, exp, exp_interval, printed, throughput
 from orchestrator.verdict.derive import Derivation, changes
 
 SHOWN = 6  # boots listed by their numbers; more are told by their range
@@ -197,7 +197,7 @@ def _would_tell(derived: Derivation, case: Case) -> str:
 
 def _objective(derived: Derivation, case: Case) -> str:
     ranking = derived.ranking
-    value = printed(math.exp(ranking.objectives[case.name]))
+    value = printed(throughput(ranking.objectives[case.name]))
     mean = "" if len(ranking.levels) == 1 else ", geometric mean"
     state = _state(ranking.cache or "cold")
     boots = max(
