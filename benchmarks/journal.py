@@ -76,7 +76,10 @@ def lines(messages: tuple[str, ...], size: int, *, form: str) -> Iterator[str]:
         yield line
         written += len(line) + 1
         number += 1
-    for message in ("(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] EngineCore encountered a fatal error.", ERRORS[4]):
+    for message in (
+        "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] EngineCore encountered a fatal error.",
+        ERRORS[4],
+    ):
         yield as_json(message, number) if form == "json" else message
 
 
@@ -98,7 +101,11 @@ def main() -> None:
     serving = tuple(given.log.read_text(encoding="utf-8").splitlines()) if given.log else SERVING
     print(f"{'journal':8} {'MB':>6} {'entries':>9} {'CPU s':>7} {'MB/s':>7} {'entries/s':>10} {'peak MiB':>9}  cause")
     with tempfile.TemporaryDirectory() as folder:
-        for name, messages, form in (("json", serving, "json"), ("plain", serving, "plain"), ("errors", ERRORS, "json")):
+        for name, messages, form in (
+            ("json", serving, "json"),
+            ("plain", serving, "plain"),
+            ("errors", ERRORS, "json"),
+        ):
             path = Path(folder) / name
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines(messages, given.mb * 1_000_000, form=form))

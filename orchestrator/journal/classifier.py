@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from orchestrator.journal import lines
-from orchestrator.journal.entries import read
+from orchestrator.journal.entries import TOO_LONG, read
 from orchestrator.journal.rules import Rule, RuleSet, load_rules, words_of
 from orchestrator.journal.start import NO_REASON, Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
@@ -158,6 +158,8 @@ class Classifier:
         start = self._chain.current if kind == "kernel" else self._start_of(entry, kind)
         start.entries += 1
         start.clock.begin(entry.at_us)
+        if entry.message == TOO_LONG:
+            self.missing = True
         dull = True
         for text in lines.split(entry.message):
             dull &= self._line(start, entry, kind, text)
@@ -272,7 +274,7 @@ class Classifier:
         if kind == "program":
             if line.pid is not None:
                 start.pids.add(line.pid)
-            if line.source.startswith(_SERVING_SOURCES):
+            if line.source.startswith(_SERVING_SOURCES) or line.source.endswith("_parser.py"):
                 start.serving = True
             if line.body.startswith("Traceback"):
                 start.traceback(line.proc)
@@ -281,7 +283,10 @@ class Classifier:
         for rule, found in reading.fits:
             if self._apply(start, entry, line, rule, found):
                 return False
-        if line.level in _TELLING or line.body.startswith("Traceback"):
+        if line.is_frame:
+            # Frames are found by names alone, never by numbers, so this one's shape means nothing either.
+            return not reading.fits
+        if line.level in _TELLING:
             self._telling(start, entry, line)
         return False
 
@@ -378,6 +383,8 @@ class Classifier:
             return True
         if kind == "missing":
             self.missing = True
+            return True
+        if start.knows(rule, line.proc):
             return True
         if rule.name == "Dumping":
             start.dump(line.body)

@@ -18,7 +18,7 @@ from orchestrator.records import JournalEntry
 
 Form = Literal["json", "export", "short", "plain"]
 
-KEPT = ("_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "CODE_FUNC", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS")
+KEPT = ("_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS")
 TOO_LONG = "(message left out by journalctl: give it --all)"
 
 _SHORT = re.compile(
@@ -62,23 +62,27 @@ def _int(value: Any) -> int | None:
         return None
 
 
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else text_of(value)
+
+
 def from_fields(fields: dict[str, Any], index: int) -> JournalEntry:
     """One entry from journald's fields."""
     get = fields.get
-    unit = get("UNIT") or get("USER_UNIT") or get("_SYSTEMD_USER_UNIT") or get("_SYSTEMD_UNIT")
-    invocation = get("INVOCATION_ID") or get("USER_INVOCATION_ID") or get("_SYSTEMD_INVOCATION_ID")
     message = get("MESSAGE", "")
+    at_us = get("__REALTIME_TIMESTAMP") or get("_SOURCE_REALTIME_TIMESTAMP")
+    pid = get("_PID") or get("SYSLOG_PID")
     return JournalEntry(
-        index=index,
-        message=message if isinstance(message, str) else text_of(message),
-        at_us=_int(get("__REALTIME_TIMESTAMP") or get("_SOURCE_REALTIME_TIMESTAMP")),
-        invocation_id=None if invocation is None else text_of(invocation),
-        unit=None if unit is None else text_of(unit),
-        identifier=None if get("SYSLOG_IDENTIFIER") is None else text_of(get("SYSLOG_IDENTIFIER")),
-        pid=_int(get("_PID") or get("SYSLOG_PID")),
-        transport=None if get("_TRANSPORT") is None else text_of(get("_TRANSPORT")),
-        cursor=None if get("__CURSOR") is None else text_of(get("__CURSOR")),
-        fields={name: text_of(fields[name]) for name in KEPT if name in fields},
+        index,
+        message if isinstance(message, str) else text_of(message),
+        None if at_us is None else _int(at_us),
+        _text(get("INVOCATION_ID") or get("USER_INVOCATION_ID") or get("_SYSTEMD_INVOCATION_ID")),
+        _text(get("UNIT") or get("USER_UNIT") or get("_SYSTEMD_USER_UNIT") or get("_SYSTEMD_UNIT")),
+        _text(get("SYSLOG_IDENTIFIER")),
+        None if pid is None else _int(pid),
+        _text(get("_TRANSPORT")),
+        _text(get("__CURSOR")),
+        {name: text_of(fields[name]) for name in KEPT if name in fields},
     )
 
 

@@ -161,6 +161,10 @@ class Start:
         """A stop was requested before anything alarming: all that follows is shutdown noise."""
         return self.stop is not None or self.stop_marked
 
+    def knows(self, rule: Rule, proc: str) -> bool:
+        """Another hit of this rule would tell nothing new."""
+        return (rule.name, self.serving, self.recoveries) in self._seen and proc not in self.traces
+
     def note(self, kept: list[Hit], hit: Hit) -> None:
         """Keep the first hit of each rule (again after a recovery), so that a flood costs nothing."""
         key = (hit.rule.name, hit.serving, self.recoveries)
@@ -267,6 +271,11 @@ class Start:
         return failed and (not told or (event.name or "").startswith("python"))
 
     def _recovered(self, hit: Hit) -> bool:
+        """What came later takes this fault back: a server that became ready, or answered, without dying between."""
+        if any(death.seq >= hit.seq and death.rule.when != "runtime" for death in self.deaths if not death.ready):
+            return False
+        if not hit.serving and self.ready and hit.rule.rank > 0:
+            return True
         return not hit.rule.sticky and self.recoveries > hit.recoveries
 
     def _candidates(self, ours: list[KernelEvent]) -> list[Hit]:
@@ -375,7 +384,9 @@ class Start:
         errors = [*self.faults, *self.first_errors]
         if errors:
             first = min(errors, key=lambda hit: hit.seq)
-            cause = "benign_request_error" if first.serving else "benign_retry" if self.faults else "benign_other"
+            # Serving without having seen it become ready: the entries begin in the middle of its life.
+            serving = first.serving or (self.serving and not self.ready)
+            cause = "benign_request_error" if serving else "benign_retry" if self.faults else "benign_other"
             return self._answer("benign", self._benign_phase(first), cause, errors, causes)
         return self._answer("benign", self._last_phase(), "healthy", [], causes)
 
