@@ -61,13 +61,13 @@ _COLD = """
 enter "$root"
 for old in b-*; do gone "$old"; done
 mkdir -m 0700 -- "$tag" || refuse "cannot make $here/$tag"
-for name in $names; do mkdir -p -- "$tag/$name"; done
+(cd -- "$tag" && mkdir -p -- $names) || refuse "cannot fill $here/$tag"
 [ -z "$(find "$tag" ! -type d)" ] || refuse "$here/$tag is not empty"
 printf '%s\\n' "$here"
 """
 _WARM = """
 enter "$root"
-for name in $names; do mkdir -p -- "$tag/$name"; done
+mkdir -p -m 0700 -- "$tag" && (cd -- "$tag" && mkdir -p -- $names) || refuse "cannot fill $here/$tag"
 printf '%s\\n' "$here"
 """
 _SWEEP = """

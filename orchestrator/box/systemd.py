@@ -141,8 +141,11 @@ class SystemdService:
             return ("systemctl",)
         return ("env", f"XDG_RUNTIME_DIR={self._runtime}", "systemctl", "--user")
 
-    def _action(self, why: str, *argv: str, given: str | None = None, may_fail: bool = False) -> Action:
-        return Action(why, argv, input=given, as_user=None if self._user else "root", may_fail=may_fail)
+    def _action(
+        self, why: str, *argv: str, given: str | None = None, may_fail: bool = False, unless: str | None = None
+    ) -> Action:
+        user = None if self._user else "root"
+        return Action(why, argv, input=given, as_user=user, may_fail=may_fail, unless=unless)
 
     def _ctl_action(self, why: str, *words: str, may_fail: bool = False) -> Action:
         return self._action(why, *self._ctl, *words, may_fail=may_fail)
@@ -322,7 +325,7 @@ class SystemdService:
         """See `Service.install_actions`."""
         text = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
         actions = [
-            self._action("a place for our drop-in", "mkdir", "-p", self._directory),
+            self._action("a place for our drop-in", "mkdir", "-p", self._directory, unless=self._directory),
             self._action("what this boot runs", "tee", self.drop_in, given=text),
         ]
         if self._env_file_needed:

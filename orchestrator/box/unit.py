@@ -12,6 +12,7 @@ from orchestrator.box.engines import Launch
 from orchestrator.box.transports import Stream, Transport
 from orchestrator.errors import BoxError, CommandFailed
 from orchestrator.records import CommandResult, JournalEntry, ProductionState
+from orchestrator.redact import redact_argv, redact_text
 
 COMMAND_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -56,20 +57,24 @@ class UnitState:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One command that changes something, described before it is done. `may_fail`: it is fine when there is nothing."""
+    """One command that changes something, described before it is done.
+
+    `may_fail`: it is fine when there is nothing to do it to. `unless`: it is left out where this path exists already.
+    """
 
     why: str
     argv: tuple[str, ...]
     input: str | None = None
     as_user: str | None = None
     may_fail: bool = False
+    unless: str | None = None
 
     @property
     def text(self) -> str:
-        """For a person: the command with its reason, and what it is given."""
+        """For a person: the command with its reason, and what it is given; secrets are hidden."""
         sudo = "sudo " if self.as_user == "root" else ""
         given = "".join(f"\n      | {line}" for line in (self.input or "").splitlines())
-        return f"{sudo}{shlex.join(self.argv)}  # {self.why}{given}"
+        return redact_text(f"{sudo}{shlex.join(redact_argv(self.argv))}  # {self.why}{given}")
 
 
 class EntryStream(Protocol):
@@ -163,6 +168,8 @@ def together(transport: Transport, actions: Sequence[Action], *, timeout_s: floa
         line = shlex.join(transport.as_user(action.argv, action.as_user))
         if action.input is not None:
             line = f"printf %s {shlex.quote(action.input)} | {line} >/dev/null"
+        if action.unless is not None:
+            line = f"[ -e {shlex.quote(action.unless)} ] || {line}"
         otherwise = ":" if action.may_fail else f"{{ s=$?; echo {_FAILED}{index} >&2; exit $s; }}"
         lines.append(f"{line} || {otherwise}")
     result = transport.run(("sh", "-c", "\n".join(lines)), timeout_s=timeout_s, check=False)
