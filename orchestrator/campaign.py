@@ -25,8 +25,8 @@ from orchestrator import __version__, load
 from orchestrator.boot import Rig, cycle
 from orchestrator.box import lock
 from orchestrator.box.engines import Launch
-from orchestrator.box.services import Service
-from orchestrator.box.transports import connect
+from orchestrator.box.services import Service, make_service
+from orchestrator.box.transports import Transport, connect
 from orchestrator.errors import (
     OK,
     BoxBusy,
@@ -38,9 +38,18 @@ from orchestrator.errors import (
 )
 from orchestrator.interrupts import Interrupts
 from orchestrator.ledger import Ledger, private_folder, read, write_private
-from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, write_plan
+from orchestrator.matrix import Deadlines, load_matrix, select
+from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, write_plan
 from orchestrator.progress import Listener, hours
-from orchestrator.records import AnyRecord, BootEnded, BootRecord, BootStarted, CampaignEnded, CampaignStarted
+from orchestrator.records import (
+    AnyRecord,
+    BootEnded,
+    BootRecord,
+    BootStarted,
+    CampaignEnded,
+    CampaignStarted,
+    ProductionState,
+)
 from orchestrator.redact import redact_argv
 from orchestrator.survey import (
     Design,
@@ -48,6 +57,7 @@ from orchestrator.survey import (
     Site,
     announcement,
     check_fingerprint,
+    own_launch,
     prepare,
     running_requests,
     survey,
@@ -237,11 +247,10 @@ def _more(design: Design, next_boots: NextBoots) -> bool:
 
 def _campaign(design: Design, site: Site, listener: Listener, options: Options, next_boots: NextBoots) -> Ended:
     private_folder(design.folder)
-    holder = f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} experiment {design.matrix.experiment}"
     with (
         Interrupts(lambda reason: listener.say(f"{reason}: ending this boot, then restoring")) as interrupts,
         Ledger(design.folder) as ledger,
-        lock.hold(site.transport, site.service.lock_name, holder),
+        lock.hold(site.transport, site.service.lock_name, _holder(f"experiment {design.matrix.experiment}")),
     ):
         if ledger.set_aside is not None:
             listener.warn(f"the ledger's last line was torn; it is kept in {ledger.set_aside}")
@@ -266,6 +275,10 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
             hint="the same command goes on",
         )
     return Ended(ended.outcome, design.folder, boots_left=left)
+
+
+def _holder(what: str) -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} {what}"
 
 
 @dataclass(slots=True)
@@ -313,7 +326,8 @@ def restore(walk: _Walk) -> None:
         site.service.restore(site.production)
         if site.has_production and site.production.active:
             walk.listener.say(f"restoring {site.unit.name}: waiting until it serves again")
-            prove_back(walk)
+            deadlines = walk.design.matrix.effective_deadlines()
+            prove_back(site.service, site.production, site.own, site.transport, deadlines)
         site.service.disarm()
     except BoxError as error:
         raise RestoreFailed(
@@ -323,33 +337,63 @@ def restore(walk: _Walk) -> None:
         ) from error
 
 
-def prove_back(walk: _Walk) -> None:
+def bring_back(options: Options, listener: Listener, *, break_lock: bool = False) -> str:
+    """`invoke restore`: production as it was before a campaign that could not restore it; says what stands there now.
+
+    From any machine: what was there before is read from the box itself. A second call changes nothing.
+
+    Raises:
+        BoxBusy: a campaign is alive on the box.
+        RestoreFailed: production did not come back.
+    """
+    matrix = select(load_matrix(options.matrix, box=options.box), box=options.box, experiment=options.experiment)
+    box = matrix.target
+    transport = connect(box)
+    try:
+        service = make_service(transport, box, experiment_folder(options.out, matrix).absolute() / "box")
+        with lock.hold(transport, service.lock_name, _holder("restore"), break_lock=break_lock):
+            was = service.production()
+            if box.service == "process":
+                service.stop(kill=True, deadline_s=matrix.effective_deadlines().stop_s)
+            service.restore(was)
+            if was.active and box.service != "process":
+                listener.say(f"waiting until {service.name} serves again")
+                prove_back(service, was, own_launch(box, service.describe()), transport, matrix.effective_deadlines())
+            service.disarm()
+    finally:
+        transport.close()
+    if box.service == "process":
+        return f"{box.name}: nothing of ours runs any more"
+    return f"{service.name} on {box.name} is {'serving' if was.active else 'stopped'}, as it was before"
+
+
+def prove_back(
+    service: Service, was: ProductionState, own: Launch | None, transport: Transport, deadlines: Deadlines
+) -> None:
     """The same effective command as before, and one generated token.
 
     Raises:
         RestoreFailed: not by the deadline.
     """
-    site = walk.site
-    end = time.monotonic() + walk.design.matrix.effective_deadlines().ready_s
+    end = time.monotonic() + deadlines.ready_s
     pause = threading.Event()
     missing = "it is not active"
     while time.monotonic() < end:
-        state = site.service.state()
-        argv = site.service.effective()[0] if state.active_state == "active" else ()
+        argv = service.effective()[0] if service.state().active_state == "active" else ()
         if argv:
-            same = not site.production.command or argv == site.production.command
+            same = not was.command or argv == was.command
             missing = "it does not serve yet" if same else f"another command runs: {' '.join(redact_argv(argv))}"
-            if same and (site.own is None or _generates(site, site.own)):
+            if same and (own is None or _generates(transport, own)):
                 return
-        pause.wait(0.5)
+        pause.wait(0.2)
     raise RestoreFailed(
-        f"{site.unit.name} was started but {missing}",
-        hint=f"`systemctl status {site.unit.name}` on the box; our drop-in is gone",
+        f"{service.name} was started but {missing}",
+        hint=f"`systemctl status {service.name}` on the box; our drop-in is gone",
     )
 
 
-def _generates(site: Site, own: Launch) -> bool:
-    host, local = site.transport.reach(own.port)
+def _generates(transport: Transport, own: Launch) -> bool:
+    host, local = transport.reach(own.port)
     base_url = f"http://{host}:{local}"
     try:
         with httpx.Client(base_url=base_url, timeout=10, trust_env=False) as client:

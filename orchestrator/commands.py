@@ -27,7 +27,7 @@ from orchestrator.gate import judge_production
 from orchestrator.ledger import BOOTS, read
 from orchestrator.matrix import duration, find_experiment, parse_boots
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
-from orchestrator.progress import make_listener
+from orchestrator.progress import PlainListener, make_listener
 from orchestrator.records import CACHE_STATES, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.series import read_series
@@ -253,9 +253,35 @@ def classify(
     return OK
 
 
+@task(
+    help={
+        "box": "a box of matrix.yaml",
+        "matrix": "another file than matrix.yaml",
+        "out": "where experiments are kept",
+        "experiment": "another name than the file's",
+        "break-lock": "also when a campaign seems to be alive on the box",
+    }
+)
+@command(unexpected=BOX)
+def restore(
+    _context: Context,
+    box: str | None = None,
+    matrix: str = DEFAULT_MATRIX,
+    out: str = DEFAULT_OUT,
+    experiment: str | None = None,
+    break_lock: bool = False,
+) -> int:
+    """Production back now: our drop-in away, the service as it was before the campaign."""
+    options = survey.Options(matrix=Path(matrix), out=Path(out), box=box, experiment=experiment)
+    with PlainListener() as listener:
+        print(campaign.bring_back(options, listener, break_lock=break_lock))
+    return OK
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
 NAMESPACE.add_task(gate)
 NAMESPACE.add_task(judge)
 NAMESPACE.add_task(classify)
+NAMESPACE.add_task(restore)

@@ -198,13 +198,13 @@ def survey(design: Design, transport: Transport) -> Site:
         fingerprint=facts.fingerprint(transport, program=next(iter(launches.values())).argv),
         rehearsal=rehearsal,
         has_production=box.service != "process",
-        own=_own(engine, unit, box),
+        own=own_launch(box, unit),
     )
 
 
-def _own(engine: Engine, unit: UnitFacts, box: BoxSpec) -> Launch | None:
+def own_launch(box: BoxSpec, unit: UnitFacts) -> Launch | None:
     """Production's own command, where it listens and under which name; None when its command cannot be read."""
-    composed = engine.compose(unit.argv, Variant(name="production"), host=None, port=None)
+    composed = ENGINES[box.engine].compose(unit.argv, Variant(name="production"), host=None, port=None)
     if not isinstance(composed, Launch):
         return None
     return composed if box.port is None else replace(composed, port=box.port)
@@ -275,7 +275,7 @@ def announcement(design: Design, site: Site) -> str:
     launch = next(iter(site.launches.values()))
     boots, away = len(design.todo()), hours(downtime_s(design))
     lines = [
-        f"{site.unit.name} on {site.transport.name} is {state}"
+        f"{site.unit.name} on {design.box.name} is {state}"
         + (f", {running:g} requests are in it now" if running else "")
         + ". This campaign takes it down:",
         (

@@ -9,6 +9,7 @@ processes. Never by a name. There is no production here: nothing runs before a c
 from __future__ import annotations
 
 import posixpath
+import hashlib
 import time
 import uuid
 from dataclasses import dataclass
@@ -140,7 +141,9 @@ class ProcessService:
         self._box = box
         self._dir = f"{state}/service"
         self.name = box.unit or f"{box.name}.service"
-        self.lock_name = box.name
+        # Two rehearsals on one machine share nothing: each experiment has a box of its own, in its own directory.
+        own = f"-{hashlib.sha256(state.encode()).hexdigest()[:10]}" if box.engine == "rehearsal" else ""
+        self.lock_name = f"{box.name}{own}"
         self._installed: Installed | None = None
         self._invocation: str | None = None
 
