@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from invoke.collection import Collection
 from invoke.context import Context
@@ -39,5 +40,6 @@ def test_box(context: Context, args: str = "") -> None:
 namespace = Collection()
 for _name, _task in NAMESPACE.tasks.items():
     namespace.add_task(_task, name=_name)
-for _task in (check, test, test_box):
+_own: tuple[Any, ...] = (check, test, test_box)
+for _task in _own:
     namespace.add_task(_task)

@@ -113,7 +113,7 @@ class _Shared:
         self.pace.left = left
 
 
-def describe(record: AnyRecord) -> str | None:
+def describe(record: AnyRecord) -> str | None:  # noqa: PLR0911 - one line for each kind of record
     """A record as one line; None when it is not worth one."""
     match record:
         case BootStarted():

@@ -8,8 +8,8 @@ processes. Never by a name. There is no production here: nothing runs before a c
 
 from __future__ import annotations
 
-import posixpath
 import hashlib
+import posixpath
 import time
 import uuid
 from dataclasses import dataclass
