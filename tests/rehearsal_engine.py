@@ -24,6 +24,19 @@ PRODUCTION = (
     *("--quantization", "compressed-tensors", "--dtype", "bfloat16", "--enable-prefix-caching"),
     *("--kv-cache-dtype", "fp8", "--host", "127.0.0.1"),
 )
+# A tenth of the real step times, for tests that are not about speed.
+QUICK = """
+[speed]
+step_ms = 2.65
+draft_ms = 0.12
+row_ms = 0.1
+pass_ms = 0.9
+pass_stream_ms = 0.1
+prefill_ms_per_token = 0.002
+thrash_step_ms = 5.8
+retry_ms = 5.2
+refuse_ms = 25.0
+"""
 LINE = re.compile(
     r"^(?:\((?P<proc>[A-Za-z][\w-]*) pid=(?P<pid>\d+)\) )?(?P<level>INFO|WARNING|ERROR) "
     r"(?P<ts>\d\d-\d\d \d\d:\d\d:\d\d) \[(?P<src>[^\]\s]+):(?P<line>\d+)\] ?(?P<msg>.*)$"
@@ -41,9 +54,9 @@ def free_port() -> int:
 
 
 class Box:
-    """A home, a state folder and the environment of its engines."""
+    """A home, a state folder, a personality and the environment of its engines."""
 
-    def __init__(self, folder: Path, scale: float = 0.002, **env: str) -> None:
+    def __init__(self, folder: Path, scale: float = 0.002, personality: str = QUICK, **env: str) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.home.mkdir(parents=True, exist_ok=True)
@@ -55,6 +68,13 @@ class Box:
             **env,
         }
         self.started = 0
+        self.personality(personality)
+
+    def personality(self, text: str) -> None:
+        """What the engines started from now on take instead of the shipped constants."""
+        file = self.folder / "personality.toml"
+        file.write_text(text)
+        self.env["COLDBOOT_REHEARSAL_PERSONALITY"] = str(file)
 
     def start(self, *flags: str, base: tuple[str, ...] = PRODUCTION, port: int | None = None, **env: str) -> Engine:
         self.started += 1

@@ -175,7 +175,8 @@ class EngineMetrics:
         self.waiting_by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; "
-            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status).",
+            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
+            "Sum of all reasons equals vllm:num_requests_waiting.",
             [{**base, "reason": reason} for reason in ("capacity", "deferred")],
         )
         self._sleep = Gauge(
