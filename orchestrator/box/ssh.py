@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,11 @@ MAX_SESSIONS = 8
 _CHUNK = 65536
 # How often a waiting reader looks up; data wakes it at once.
 _LOOK_UP_S = 1.0
+_SETTLE_S = 0.2
+_COUNTED_S = 3.0
+_AGAIN_S = 0.05
+# What the shell of ours itself died of is told by no status; OpenSSH's own client says 255 then.
+_DIED = 255
 
 # What goes wrong is raised; without this Python prints paramiko's log to the terminal as a last resort.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -291,6 +296,8 @@ class SshTransport(commands.Runner):
     def reach(self, port: int) -> tuple[str, int]:
         """The address here at which the box's 127.0.0.1:`port` answers; the same at every call."""
         with self._forwards_lock:
+            if self._closing.is_set():
+                raise self.lost(None, f"cannot reach port {port}")
             if port not in self._forwards:
                 self._forwards[port] = Forward(port, lambda peer: self._tunnel(port, peer))
             return self._forwards[port].address
@@ -316,18 +323,21 @@ class SshTransport(commands.Runner):
             return Unreachable(f"{_named(self.where)}: {doing}: this connection has been closed")
         return unreachable(cause, self.where, doing)
 
+    def alive(self) -> bool:
+        """Whether the connection still stands; for whoever found a channel closed."""
+        # paramiko closes the channels of a lost connection a moment before it calls the connection lost.
+        self._ssh.join(_SETTLE_S)
+        return bool(self._ssh.is_active())
+
     def release(self) -> None:
         """A session of ours has ended: another may begin."""
         self._sessions.release()
 
     def _execute(self, line: tuple[str, ...], data: bytes | None, timeout_s: float) -> commands.Raw:
         deadline = time.monotonic() + timeout_s
+        channel = self._session(line, deadline)
         try:
-            channel = self._session(line, deadline)
-        except CommandTimeout:
-            return commands.Raw("late")
-        try:
-            return _Exchange(channel, data).until(deadline)
+            return _Exchange(channel, data, self.alive).until(deadline)
         except FOREIGN as error:
             raise self.lost(error, f"the connection was lost during `{_shown(line)}`") from error
         finally:
@@ -344,13 +354,25 @@ class SshTransport(commands.Runner):
                 f"{_named(self.where)}: {doing}: {MAX_SESSIONS} commands are running already", hint="close a stream"
             )
         try:
-            channel = self._ssh.open_session(timeout=min(CHANNEL_S, max(0.1, deadline - time.monotonic())))
+            channel = self._open_session(deadline)
             # exec: the login's shell makes room, so that our process id is the leader of the process group.
             channel.exec_command(f"exec {shlex.join(line)}")
         except FOREIGN as error:
             self.release()
+            if time.monotonic() >= deadline and self.alive():
+                raise CommandTimeout(f"{_named(self.where)}: {doing}: the box did not answer in time") from error
             raise self.lost(error, doing) from error
         return channel
+
+    def _open_session(self, deadline: float) -> paramiko.Channel:
+        patience = min(deadline, time.monotonic() + _COUNTED_S)
+        while True:
+            try:
+                return self._ssh.open_session(timeout=min(CHANNEL_S, max(0.1, deadline - time.monotonic())))
+            except paramiko.ChannelException:
+                # sshd counts a session of ours that has ended until it has buried its process.
+                if time.monotonic() >= patience or self._closing.wait(_AGAIN_S):
+                    raise
 
     def _tunnel(self, port: int, peer: tuple[str, int]) -> paramiko.Channel:
         try:
@@ -385,8 +407,9 @@ def _shown(line: Sequence[str]) -> str:
 class _Exchange:
     """One command's input and both outputs, until it ends or its deadline; never more in memory than the limits."""
 
-    def __init__(self, channel: paramiko.Channel, data: bytes | None) -> None:
+    def __init__(self, channel: paramiko.Channel, data: bytes | None, alive: Callable[[], bool]) -> None:
         self._channel = channel
+        self._alive = alive
         self._stdout = bytearray()
         self._stderr = bytearray()
         self._data = data
@@ -411,11 +434,15 @@ class _Exchange:
                 end = "ended" if self._channel.status_event.wait(max(0.0, deadline - time.monotonic())) else "late"
         except TimeoutError:
             end = "late"
+        status = None
         if end == "ended":
             self._helpers[0].join(max(0.0, deadline - time.monotonic()))
-            if self._channel.exit_status < 0:
-                raise EOFError
-        return commands.Raw(end, self._channel.exit_status, bytes(self._stdout), bytes(self._stderr))
+            status = self._channel.exit_status
+            if status < 0:
+                if not self._alive():
+                    raise EOFError
+                status = _DIED
+        return commands.Raw(end, status, bytes(self._stdout), bytes(self._stderr))
 
     def _recv(self, deadline: float) -> bytes:
         self._channel.settimeout(max(0.001, deadline - time.monotonic()))
@@ -503,8 +530,9 @@ class SshStream:
         self._channel.status_event.wait(_LOOK_UP_S)
         self._drain_stderr()
         status = self._channel.exit_status
-        self.status = status if status >= 0 else None
-        lost = self.status is None and not self._closed
+        lost = status < 0 and not self._closed and not self._owner.alive()
+        if not self._closed and not lost:
+            self.status = status if status >= 0 else _DIED
         self.close()
         if lost:
             raise self._owner.lost(None, f"the connection was lost during `{shlex.join(self.argv)}`")

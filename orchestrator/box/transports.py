@@ -40,7 +40,8 @@ class Stream(Protocol):
 
     argv: tuple[str, ...]
     status: int | None
-    """Its status once it has ended by itself (128 + n: died of signal n); None while it runs, or when we ended it."""
+    """Its status once it has ended by itself and `lines` has come to its end (128 + n: died of signal n; 255: our shell
+    around it was killed); None while it runs, or when we ended it."""
 
     @property
     def ended(self) -> bool:
@@ -110,6 +111,9 @@ class Transport(Protocol):
         """Host and port at which the box's 127.0.0.1:`port` answers from here; the same at every call.
 
         A connection is reset at once while nothing listens there.
+
+        Raises:
+            Unreachable: The transport has been closed.
         """
 
     def close(self) -> None:

@@ -352,9 +352,11 @@ class Box:
         return tuple(process.pid for process in self.processes() if word in " ".join(process.argv))
 
     def kill(self, pid: int, how: int = signal.SIGKILL) -> None:
-        """Send a signal to a process of the box, named as the box itself counts."""
-        host_pid = next(process.host_pid for process in self.processes() if process.pid == pid)
-        os.kill(host_pid, how)
+        """Send a signal to a process of the box, named as the box itself counts; nothing when it is gone already."""
+        for process in self.processes():
+            if process.pid == pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.host_pid, how)
 
     def write_unit(self, name: str, text: str) -> None:
         """Install a system unit and have systemd read it."""
