@@ -42,8 +42,8 @@ TOO_LITTLE_FREE = (
     "(0.97, 23.28 GiB)."
 )
 TOO_SMALL_KV = (
-    "ValueError: To serve at least one request with the model's max seq len (98304), (1.5 GiB KV cache is needed, which "
-    "is larger than the available KV cache memory (0.72 GiB). Based on the available memory, the estimated maximum "
+    "ValueError: To serve at least one request with the model's max seq len (98304), (1.5 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (0.72 GiB). Based on the available memory, the estimated maximum "
     "model length is 46912."
 )
 NO_ROOM_TO_WARM_UP = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB."
