@@ -1,0 +1,165 @@
+"""A stub server that streams chunks at exact times, for benchmarks/clients.py: `python benchmarks/stub.py --cpu 1`.
+
+One process, plain sockets, a heap of what is due: every chunk is a send of its own at its own time, spread over the
+gap, as tokens of independent streams come from a real server (an event loop's timers would send them in bunches of a
+millisecond). It prints its port, and serves until its stdin closes. `GET /truth` tells when it sent each first token
+(monotonic seconds, which all processes of a machine share) since it was last asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import re
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+TOKENS = 256
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds to the first token, between tokens, and of a stall before every `stall_every`-th token."""
+
+    ttft_s: float
+    gap_s: float
+    stall_every: int = 0
+    stall_s: float = 0.0
+
+    def due(self, token: int) -> float:
+        """Seconds from the request to this token (from 0)."""
+        stalls = token // self.stall_every if self.stall_every else 0
+        return self.ttft_s + token * self.gap_s + stalls * self.stall_s
+
+
+PACES = {
+    "burst": Pace(0.0, 0.0),
+    "arrival": Pace(0.0, 0.005),
+    "paced": Pace(0.1, 0.02),
+    "stall": Pace(0.1, 0.02, 50, 0.2),
+}
+
+
+def framed(event: object) -> bytes:
+    """One event as one HTTP chunk."""
+    data = event if isinstance(event, bytes) else json.dumps(event, separators=(",", ":")).encode()
+    piece = b"data: " + data + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(piece), piece)
+
+
+def token_event() -> bytes:
+    """A token as vLLM's chat stream sends it: 275 bytes of event."""
+    choice = {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None, "token_ids": None}
+    event = {
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1796048002,
+        "model": "m" * 40,
+        "choices": [choice],
+    }
+    pad = 275 - len(json.dumps(event, separators=(",", ":"))) - len("data: \n\n")
+    return framed(event | {"model": "m" * (40 + pad)})
+
+
+TOKEN = token_event()
+USAGE = {"prompt_tokens": 512, "completion_tokens": TOKENS, "total_tokens": 512 + TOKENS}
+END = framed({"choices": [], "usage": USAGE}) + framed(b"[DONE]") + b"0\r\n\r\n"
+
+
+class Stub:
+    """All connections and what is due on them."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.poll = select.epoll()
+        self.poll.register(self.listener, select.EPOLLIN)
+        self.poll.register(sys.stdin, select.EPOLLIN)
+        self.peers: dict[int, socket.socket] = {}
+        self.unread: dict[int, bytes] = {}
+        self.due: list[tuple[float, int, int, float, Pace]] = []
+        self.first_sent: list[float] = []
+
+    def serve(self) -> None:
+        """Until stdin closes."""
+        while True:
+            wait_s = max(0.0, self.due[0][0] - time.monotonic()) if self.due else 1.0
+            # epoll waits whole milliseconds: the last one is spun away, for the sake of exact times.
+            for number, _ in self.poll.poll(0 if wait_s < 0.0015 else wait_s - 0.001):
+                if number == sys.stdin.fileno():
+                    return
+                if number == self.listener.fileno():
+                    self.accept()
+                else:
+                    self.read(number)
+            while self.due and self.due[0][0] <= time.monotonic():
+                self.send()
+
+    def accept(self) -> None:
+        """One new connection."""
+        peer, _ = self.listener.accept()
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peers[peer.fileno()] = peer
+        self.unread[peer.fileno()] = b""
+        self.poll.register(peer, select.EPOLLIN)
+
+    def read(self, number: int) -> None:
+        """A piece of a request; when it is whole, its answer is planned."""
+        now = time.monotonic()
+        data = self.peers[number].recv(1 << 20)
+        if not data:
+            self.poll.unregister(number)
+            self.peers.pop(number).close()
+            return
+        self.unread[number] += data
+        head, found, body = self.unread[number].partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        if not found or (length and len(body) < int(length[1])):
+            return
+        self.unread[number] = b""
+        name = head.split(b" ", 2)[1].split(b"/")[1].decode()
+        if name == "truth":
+            truth, self.first_sent = json.dumps(self.first_sent).encode(), []
+            self.peers[number].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(truth), truth))
+            return
+        pace = PACES[name]
+        if pace.gap_s == 0:
+            self.first_sent.append(time.monotonic())
+            self.peers[number].sendall(HEAD + TOKEN * TOKENS + END)
+        else:
+            heapq.heappush(self.due, (now + pace.due(0), number, 0, now, pace))
+
+    def send(self) -> None:
+        """What is due first."""
+        _, number, token, began, pace = heapq.heappop(self.due)
+        peer = self.peers.get(number)
+        if peer is None:
+            return
+        if token == 0:
+            self.first_sent.append(time.monotonic())
+        peer.send(TOKEN if token else HEAD + TOKEN)
+        if token + 1 < TOKENS:
+            heapq.heappush(self.due, (began + pace.due(token + 1), number, token + 1, began, pace))
+        else:
+            peer.send(END)
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu", type=int, help="the core to stay on")
+    options = parser.parse_args()
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    stub = Stub()
+    print(stub.listener.getsockname()[1], flush=True)
+    stub.serve()
+
+
+if __name__ == "__main__":
+    main()
