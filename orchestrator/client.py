@@ -111,7 +111,7 @@ class EventStream:
             and not self._data
             and piece[:6] == b"data: "
             and piece[-2:] == b"\n\n"
-            and b"\r" not in piece
+            and piece.find(b"\r") < 0  # faster than `in`
             and piece.find(b"\n", 0, -2) < 0
         ):
             self._start = False
@@ -240,7 +240,11 @@ class Answer:
                 self.fail("too_big", f"a body of more than {_MAX_BYTES >> 20} MiB")
                 return False
             return True
-        for payload in events.feed(piece):
+        payloads = events.feed(piece)
+        if not payloads and events.pending > _MAX_BYTES:
+            self.fail("too_big", f"an event of more than {_MAX_BYTES >> 20} MiB")
+            return False
+        for payload in payloads:
             prefix = self._prefix
             if prefix is not None and payload.startswith(prefix) and payload.endswith(self._suffix):
                 # The same JSON around a string without quote or backslash: its text is what stands between.
@@ -250,9 +254,6 @@ class Answer:
                     self.parts.append(text)
                     continue
             self._event(payload, at_s)
-        if events.pending > _MAX_BYTES:
-            self.fail("too_big", f"an event of more than {_MAX_BYTES >> 20} MiB")
-            return False
         return True
 
     def _event(self, payload: bytes, at_s: float) -> None:
