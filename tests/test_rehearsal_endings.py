@@ -43,8 +43,8 @@ TOO_LITTLE_FREE = (
 )
 TOO_SMALL_KV = (
     "ValueError: To serve at least one request with the model's max seq len (98304), (1.5 GiB KV cache is needed, "
-    "which is larger than the available KV cache memory (0.72 GiB). Based on the available memory, the estimated maximum "
-    "model length is 46912."
+    "which is larger than the available KV cache memory (0.72 GiB). Based on the available memory, the estimated "
+    "maximum model length is 46912."
 )
 NO_ROOM_TO_WARM_UP = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB."
 
@@ -201,6 +201,7 @@ def test_spec_5_collapses_with_concurrency_answers_500_at_eight_and_lives(box):
         assert 200 in eight
         answer = engine.metrics()
         assert answer['vllm:request_success_total{finished_reason="error"}'] == eight.count(500)
+        assert (answer["vllm:num_requests_running"], answer["vllm:num_requests_waiting"]) == (0, 0)
         assert set(closed_loop(engine, 2, 2)) == {200}
         assert engine.stop() == 0
     assert re.search(r"ERROR .* Request cmpl-[0-9a-f]{16} failed with an internal error during generation", engine.out)

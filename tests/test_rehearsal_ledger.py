@@ -155,6 +155,7 @@ def test_two_drafts_are_plausible_between_one_and_three():
 def test_five_drafts_collapse_at_four_streams_to_one_token_a_step():
     step = pace(5).step(4, 0)
     assert (step.single, step.drafting) == (True, False)
+    assert pace(5).step(3, 64, 4).single  # the fourth holds its memory while its prompt is computed
     assert steady(5, 4) < steady(5, 1) / 3
 
 

@@ -239,8 +239,9 @@ class Engine:
         return self.refused[0][0] if self.refused else None
 
     def _refuse_due(self) -> None:
-        now = time.monotonic()
+        now, any_due = time.monotonic(), False
         while self.refused and self.refused[0][0] <= now:
+            any_due = True
             _, name = self.refused.popleft()
             self.starter.first.at_warning(
                 "speculator.py:412",
@@ -248,6 +249,8 @@ class Engine:
                 f"{self.ledger.spare:.0f} MiB; request {name} is terminated.",
             )
             self.wire.send({"refused": name})
+        if any_due:
+            self.wire.send({"stats": self._stats()})
 
     # --- scheduling ---------------------------------------------------------------------------------------------
 
@@ -314,7 +317,7 @@ class Engine:
         rows = len(decoding) * (1 + self.settings.spec_tokens)
         chunks = self._chunks(max(self.settings.max_num_batched_tokens - rows, 1))
         prefill = sum(tokens for _, tokens in chunks)
-        step = self.booted.pace.step(len(decoding), prefill)
+        step = self.booted.pace.step(len(decoding), prefill, len(self.running))
         end = clock + step.seconds
         if prefill:
             end += self._first_request(prefill)

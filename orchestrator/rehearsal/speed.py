@@ -38,12 +38,13 @@ class Pace:
     captures: bool
     factor: float = 1.0
 
-    def step(self, streams: int, prefill_tokens: int) -> Step:
+    def step(self, streams: int, prefill_tokens: int, running: int | None = None) -> Step:
         """Length of a step.
 
         Args:
             streams: Requests that decode in it.
             prefill_tokens: Prompt tokens computed in it.
+            running: Requests that hold memory in it, with those whose prompt is computed; ``None`` is the same number.
         """
         speed, drafts = self.speed, self.ledger.spec_tokens
         rows = streams * (1 + drafts)
@@ -56,8 +57,10 @@ class Pace:
                 millis += (drafts - 1) * (speed.pass_ms + speed.pass_stream_ms * streams)
             if drafts and graph is None and self.tactic is not Tactic.FUSED:
                 millis *= speed.eager_factor
-            if self.ledger.fit(streams) is not Fit.FITS:
-                single = graph == rows
+            if self.ledger.fit(running or streams) is not Fit.FITS:
+                # One tile: the workspace lies in the graphs' pool, which is rebuilt, without drafts, for each token.
+                # More: it is allocated beside the graphs, which only takes its time.
+                single = self.tactic is Tactic.SINGLE
                 millis = speed.thrash_step_ms if single else millis + speed.retry_ms
         if not self.captures:
             millis *= speed.no_graph_factor
