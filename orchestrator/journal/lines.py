@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_PROC = re.compile(r"\(([A-Za-z][\w -]*?)(?: |, )?pid=(\d+)[^()]*\)\s?")
+_PROC = re.compile(r"\(([A-Za-z][^()]*?)[ ,]+pid=(\d+)[^()]*\)")
 _PREFIX = re.compile(
     r"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\s+)?"
-    r"(?:[\w.-]+\[(?:info|error|warn|warning|debug)\]\s?)?"
+    r"(?:[\w.-]+\[(?:info|error|warn|warning|debug)\](?: (?! ))?)?"
     r"(?P<procs>(?:\([A-Za-z][^()]*?pid=\d+[^()]*\)\s?)*)"
     r"(?:\[(?P<sglang>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*)\]\s?)?"
     r"(?:\[rank(?P<rank>\d+)\]:\s?(?!\[))?"
@@ -62,8 +62,9 @@ def parse(text: str) -> Line:
         return Line(body=text)
     proc, pid = "", None
     if found["procs"]:
-        name, number = _PROC.findall(found["procs"])[-1] if _PROC.search(found["procs"]) else ("", None)
-        proc, pid = f"{name.strip()}:{number}", int(number) if number else None
+        known = _PROC.findall(found["procs"])
+        if known:
+            proc, pid = f"{known[-1][0]}:{known[-1][1]}", int(known[-1][1])
     elif found["rank"] is not None:
         proc = f"rank{found['rank']}"
     elif found["sglang"] is not None:

@@ -285,7 +285,7 @@ class Start:
             for hit in (*self.faults, *(exit_ for exit_ in self.exits if exit_.rule.cause))
             if not self._recovered(hit)
         ]
-        faults += [event.hit for event in ours if event.hit.rule.cause is not None]
+        faults += [event.hit for event in ours if event.hit.rule.kind == "fault"]
         faults.sort(key=lambda hit: (hit.rule.rank, hit.seq))
         return faults
 
