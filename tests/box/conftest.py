@@ -29,12 +29,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def box() -> Iterator[Box]:
     """A running Debian with systemd and sshd; skipped, with the reason, where this machine cannot have it."""
-    try:
-        built = Box(base_tree())
-    except NoBox as why:
-        pytest.skip(str(why))
-    with built:
-        yield built
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(Box(base_tree()))
+        except NoBox as why:
+            pytest.skip(str(why))
+        yield running
 
 
 @pytest.fixture

@@ -138,7 +138,14 @@ def _tools() -> None:
 
 def _build(tree: Path, suite: str) -> None:
     tree.mkdir(parents=True)
-    command = ("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(tree), *_mirror(suite))
+    command = (
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        suite,
+        str(tree),
+        *mirror_of(suite),
+    )
     done = _run(command, env={**os.environ, **_apt_proxy()}, check=False)
     if done.returncode != 0:
         raise NoBox(f"debootstrap failed: {done.stdout.strip()[-500:]} {done.stderr.strip()[-500:]}")
@@ -149,9 +156,8 @@ def _build(tree: Path, suite: str) -> None:
     shutil.rmtree(tree / "var/lib/apt/lists", ignore_errors=True)
 
 
-def _mirror(suite: str) -> tuple[str, ...]:
+def mirror_of(suite: str, apt: Path = Path("/etc/apt")) -> tuple[str, ...]:
     """The mirror that this machine's apt uses for the suite; none: debootstrap's own."""
-    apt = Path("/etc/apt")
     for path in sorted((*apt.glob("sources.list"), *apt.glob("sources.list.d/*.list"))):
         for line in path.read_text().splitlines():
             match = re.match(rf"deb\s+(?:\[.*?\]\s+)?(\S+)\s+{suite}\s+.*\bmain\b", line.strip())
@@ -226,7 +232,7 @@ class Box:
     def __init__(self, base: Path) -> None:
         sessions = _cache() / "sessions"
         sessions.mkdir(exist_ok=True)
-        _sweep(sessions)
+        sweep(sessions)
         self._session = Path(tempfile.mkdtemp(prefix="box-", dir=sessions))
         (self._session / "owner").write_text(f"{os.getpid()} {_started_at(os.getpid())}")
         self.name = f"coldboot-{self._session.name.removeprefix('box-').replace('_', '-').lower()}-{os.getpid()}"
@@ -477,8 +483,11 @@ def _new_cgroups(name: str) -> tuple[Path, ...]:
     else:
         wanted = [path for path in (top / "systemd", top / "unified") if (path / "cgroup.procs").exists()]
     made = tuple(path / name for path in wanted)
-    for path in made:
-        path.mkdir()
+    try:
+        for path in made:
+            path.mkdir()
+    except OSError as error:
+        raise NoBox(f"the real box needs a cgroup of its own: {error}") from error
     return made
 
 
@@ -519,7 +528,7 @@ def _alive(path: Path) -> int | None:
     return int(pid) if _started_at(int(pid)) == started_at else None
 
 
-def _sweep(sessions: Path) -> None:
+def sweep(sessions: Path) -> None:
     """Remove what sessions left whose process was killed."""
     for session in sessions.iterdir():
         # A session without an owner is just being made, unless it is old.
