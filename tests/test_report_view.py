@@ -246,6 +246,19 @@ def test_a_cards_bandwidth_is_known_by_its_whole_name(gpus, rate):
     assert wall.bandwidth(gpus) == rate
 
 
+def test_headroom_errors_of_a_living_engine_are_told(view):
+    said = view.section("answers").sentences[0]
+    assert "spec-8 (3 of 8 at 8 in b01-spec-8, 3 of 8 at 8 in b02-spec-8 and 3 of 8 at 8 in b03-spec-8)" in said
+
+
+def test_a_boot_that_answers_otherwise_and_babbles_is_told(view):
+    said = " ".join(view.section("answers").sentences)
+    assert "11 of 12 boots gave the same answers to the fixed prompts; otherwise answered spec-8 (1 boot)" in said
+    assert "b02-spec-8 babbles: 90 % of an answer repeats" in said
+    rows = {row[0]: row for row in view.section("answers").tables[0].rows}
+    assert (rows["b01-spec-8"][3], rows["b02-spec-8"][3]) == ("A", "B")
+
+
 def test_provenance_shows_each_command_beside_productions(view):
     rows = {row[0]: row[1] for row in table_of(view, "provenance", "Effective commands").rows}
     assert rows == {
@@ -258,7 +271,7 @@ def test_provenance_shows_each_command_beside_productions(view):
     setup = dict(table_of(view, "provenance", "Experiment").rows)
     assert setup["seed"] == "7"
     assert dict(table_of(view, "provenance", "Plan").rows)["looks"] == "3"
-    assert dict(table_of(view, "provenance", "Fingerprint").rows)["nvlink"] == "–"
+    assert dict(table_of(view, "provenance", "Fingerprint").rows)["not there or not known"] == "gpus, nvlink"
 
 
 def test_secrets_stand_in_no_environment_table(view):

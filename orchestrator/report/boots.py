@@ -27,6 +27,8 @@ from orchestrator.report import words
 from orchestrator.report.model import BootView, Section, Table, VariantView
 
 OVERHEAD_GOAL_S = 1.0
+# Facts of steps that have a table of their own.
+_ELSEWHERE = frozenset({"timeline", "texts", "digest"})
 PHASES: tuple[tuple[str, str], ...] = (
     ("imports", "imports_s"),
     ("config", "config_s"),
@@ -249,8 +251,7 @@ def _facts_table(boots: Sequence[BootView]) -> Table:
 
 
 def _facts(facts: Mapping[str, object]) -> str:
-    # The start-up timeline has a table of its own.
-    said = (_fact(name, value) for name, value in facts.items() if name != "timeline")
+    said = (_fact(name, value) for name, value in facts.items() if name not in _ELSEWHERE)
     return words.clean("; ".join(one for one in said if one), 400) or words.ABSENT
 
 
@@ -294,7 +295,7 @@ def overhead_section(boots: Sequence[BootView]) -> Section | None:
         middle = median(totals)
         verb = "within" if middle <= OVERHEAD_GOAL_S else "above"
         sentences.append(
-            f"Median {words.seconds(middle)} per boot, {verb} the goal of {words.seconds(OVERHEAD_GOAL_S)}; "
+            f"Median {words.seconds(middle)} per boot, {verb} the goal of {OVERHEAD_GOAL_S:g} s; "
             f"the most was {words.seconds(max(totals))}."
         )
     table = Table(

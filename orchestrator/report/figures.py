@@ -474,7 +474,7 @@ def _order(view: View) -> list[Panel]:
             )
         ax.axhline(0, color=ink.muted, linewidth=0.8)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %"))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g} %" if value else "0 %"))
         ax.grid(axis="both")
         ax.set_xlabel("position in the plan")
         ax.set_ylabel("difference from the cell's centre")

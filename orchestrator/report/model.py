@@ -33,6 +33,7 @@ SectionKey = Literal[
     "wall",
     "rulers",
     "evidence",
+    "answers",
     "boot_table",
     "overhead",
     "order",

@@ -96,7 +96,8 @@ def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
         if first.production is not None:
             state = first.production
             active = "active" if state.active else "not active"
-            rows.append(("production before the campaign", f"{state.unit}, {active}: {commands.shown(state.command)}"))
+            command = f": {commands.shown(state.command)}" if state.command else ""
+            rows.append(("production before the campaign", f"{state.unit}, {active}{command}"))
     return Table("Experiment", ("what", "value"), tuple((name, words.clean(value, 2000)) for name, value in rows))
 
 
@@ -104,11 +105,16 @@ def _fingerprints(started: Sequence[CampaignStarted]) -> list[Table]:
     if not any(campaign.fingerprint for campaign in started):
         return []
     names = dict.fromkeys(name for campaign in started for name in campaign.fingerprint)
-    rows = []
+    rows, unknown = [], []
     for name in names:
         values = dict.fromkeys(campaign.fingerprint.get(name) for campaign in started)
         text = " → ".join(value if value is not None else words.ABSENT for value in values)
-        rows.append((words.clean(name), words.clean(text, 500)))
+        if set(values) == {None}:
+            unknown.append(words.clean(name))
+        else:
+            rows.append((words.clean(name), words.clean(text, 500)))
+    if unknown:
+        rows.append(("not there or not known", ", ".join(unknown)))
     return [Table("Fingerprint of the box", ("fact", "value"), tuple(rows), code=frozenset({1}))]
 
 

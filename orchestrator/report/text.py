@@ -19,28 +19,32 @@ _STYLES: dict[VariantAnswer, str] = {
 
 
 def table(verdicts: Verdicts) -> RenderableType:
-    """The verdicts as something that rich prints: the answer, one row a variant, and why."""
+    """The verdicts as something that rich prints: one row a variant, the reasons, and the answer in a sentence.
+
+    Fits into 80 columns with four levels: boots that do not reproduce stand below each other, reasons below the table.
+    """
     levels = sorted({cell.concurrency for variant in verdicts.variants for cell in variant.cells})
+    ranked = words.by_rank(verdicts.variants)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("variant", overflow="fold")
     grid.add_column("verdict", no_wrap=True)
     for level in levels:
-        grid.add_column(f"tok/s at {level}" if level == levels[0] else f"at {level}", justify="right")
-    grid.add_column("boots", justify="right")
-    grid.add_column("reasons", overflow="fold")
-    for variant in words.by_rank(verdicts.variants):
-        # Names and reasons come from files: Text, because a plain string would be read as markup.
+        grid.add_column(f"at {level}", justify="right")
+    grid.add_column("boots", justify="right", no_wrap=True)
+    for variant in ranked:
+        # Names come from files: Text, because a plain string would be read as markup.
         cells = (_cells([cell for cell in variant.cells if cell.concurrency == level]) for level in levels)
-        died = f" ({variant.boots_failed} died)" if variant.boots_failed else ""
-        grid.add_row(
-            Text(words.clean(variant.name)),
-            Text(variant.verdict, style=_STYLES[variant.verdict]),
-            *cells,
-            Text(f"{variant.boots}{died}"),
-            Text(words.clean(", ".join(variant.reasons))),
-        )
+        died = f", {variant.boots_failed} died" if variant.boots_failed else ""
+        answer = Text(variant.verdict, style=_STYLES[variant.verdict])
+        grid.add_row(Text(words.clean(variant.name)), answer, *cells, Text(f"{variant.boots}{died}"))
     stamp = [Text(f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}", style="bold yellow")] if verdicts.rehearsal else []
-    return Group(*stamp, grid, Text(""), Text(words.clean(verdicts.sentence)))
+    unit = Text("tok/s against concurrency; boots that do not reproduce stand one by one", style="dim")
+    reasons = [
+        Text(words.clean(f"{variant.name}: {', '.join(variant.reasons)}"), style=_STYLES[variant.verdict])
+        for variant in ranked
+        if variant.reasons
+    ]
+    return Group(*stamp, grid, unit, Text(""), *reasons, Text(""), Text(words.clean(verdicts.sentence)))
 
 
 def _cells(cells: list[CellVerdict]) -> Text:
@@ -50,7 +54,7 @@ def _cells(cells: list[CellVerdict]) -> Text:
             said.append("\n")
         values = [words.number(value) for value in cell.by_boot if value is not None]
         if cell.reproducibility == "DOES_NOT_REPRODUCE":
-            said.append("/".join(values), style="red")
+            said.append("\n".join(values), style="red")
         else:
             said.append(words.number(cell.estimate))
         if len(cells) > 1:

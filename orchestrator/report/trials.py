@@ -102,6 +102,9 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
     if all(abs(ratio - 1) <= AGREES for ratio in ratios):
         worst = max(abs(ratio - 1) for ratio in ratios)
         return f"{subject} agrees with the counter within {worst * 100:.2f} % in {over}."
+    if abs(middle - 1) <= AGREES:
+        span = f"{min(ratios) - 1:+.0%} to {max(ratios) - 1:+.0%}".replace("%", " %")
+        return f"{subject} agrees with the counter in the median; single trials are off by {span} ({over})."
     direction = "less" if middle < 1 else "more"
     span = f"× {min(ratios):.2f} to × {max(ratios):.2f}"
     return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.records import AnyRecord, CellVerdict, Level, Series, VariantVerdict, Verdicts
+from orchestrator.report import answers, commands, evidence, provenance, trials, wall, words
 from orchestrator.report import boots as boot_room
-from orchestrator.report import commands, evidence, provenance, trials, wall, words
 from orchestrator.report.model import BootView, CellView, Point, Section, Table, VariantView, View
 
 
@@ -36,6 +36,7 @@ def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts,
         wall.section(variants, boots, provenance.sessions(records)[0]),
         trials.rulers_section(boots, ratios),
         _evidence_section(variants),
+        answers.section(boots),
         boot_room.boot_section(boots),
         boot_room.overhead_section(boots),
         boot_room.order_section(variants, boots, verdicts.confounded),

@@ -59,10 +59,11 @@ def percent(fraction: float | None, digits: int = 0) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """`0.013 s`, `1.25 s`, `97.6 s`: three figures, as far as they mean something."""
+    """`0.013 s`, `1.25 s`, `97.6 s`, `236 s`: milliseconds below one second, three figures above."""
     if value is None:
         return ABSENT
-    return f"{value:.0f} s" if value >= 1000 else f"{value:.3g} s" if value >= 1 else f"{value:.3f} s"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f} s"
 
 
 def interval(bounds: tuple[float, float] | None) -> str:
