@@ -181,6 +181,11 @@ def test_a_shell_in_execstart_is_refused_with_what_to_do():
     assert "unit_file" in what
 
 
+def test_a_container_in_execstart_is_refused_because_our_environment_would_not_reach_it():
+    (what,) = problems(("/usr/bin/docker", "run", "--gpus", "all", "vllm/vllm-openai", "--model", "m"))
+    assert what.startswith("ExecStart runs docker: ")
+
+
 def test_the_environment_of_a_variant_and_what_it_takes_away():
     made = launch(env={"VLLM_USE_V1": "1", "HTTP_PROXY": None})
     assert made.env == {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "VLLM_USE_V1": "1"}

@@ -74,6 +74,10 @@ def test_an_empty_environment_forgets_what_came_before():
     assert environment(unit("Environment=A=1\nEnvironment=\nEnvironment=B=2"), ROOT) == {"B": "2"}
 
 
+def test_the_program_is_first_also_where_it_is_given_another_name():
+    assert exec_argv(unit("ExecStart=@/v/python vllm -m x"), ROOT) == ("/v/python", "-m", "x")
+
+
 def test_two_commands_are_no_server():
     with pytest.raises(UsageError, match="stands for 2 commands"):
         exec_argv(unit("ExecStart=/a\nExecStart=/b"), ROOT)

@@ -300,6 +300,7 @@ def is_rehearsal(argv: Sequence[str]) -> bool:
 
 _PLACE = frozenset({"host", "port", "uds"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+_CONTAINERS = frozenset({"docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "srun"})
 _LOGGER = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s")
 _DEFAULT_PORT = 8000
 _DEFAULT_BATCH = 2048
@@ -460,6 +461,12 @@ def _base_problems(argv: Sequence[str]) -> Iterator[Problem]:
             (),
             f"ExecStart runs a shell ({shells[0]}), whose flags cannot be changed one by one: "
             "give the box `unit_file:` with the engine's own command",
+        )
+    elif containers := [word for word in runs if PurePosixPath(word).name in _CONTAINERS]:
+        yield Problem(
+            (),
+            f"ExecStart runs {PurePosixPath(containers[0]).name}: its container gets neither our environment (so no "
+            "boot would be cold) nor the unit's control group; run the engine itself from the unit",
         )
     elif told and not _is_flag(told[0]) and len(parse_flags(told)[0]) > 1:
         yield Problem((), f"words without a flag before the first flag: {' '.join(parse_flags(told)[0])}")

@@ -117,7 +117,7 @@ _EFFECTIVE = (
     _KNOWN + 'if [ "$alive" = 1 ]; then cat "/proc/$pid/cmdline"; printf %s "$2"; cat "/proc/$pid/environ"; fi\n'
 )
 _DESCRIBE = r"""
-printf '%s\n' "$HOME"
+printf '%s\n' "$HOME"; id -u
 command -v setsid >/dev/null || echo setsid
 [ -r /proc/self/stat ] || echo /proc
 """
@@ -144,6 +144,7 @@ class ProcessService:
         # Two rehearsals on one machine share nothing: each experiment has a box of its own, in its own directory.
         own = f"-{hashlib.sha256(state.encode()).hexdigest()[:10]}" if box.engine == "rehearsal" else ""
         self.lock_name = f"{box.name}{own}"
+        self._base_env: dict[str, str] = {}
         self._installed: Installed | None = None
         self._invocation: str | None = None
 
@@ -152,10 +153,11 @@ class ProcessService:
     def describe(self) -> UnitFacts:
         """See `Service.describe`. The command comes from the box's `unit_file:`, or is `program:` alone."""
         lines = self._sh(_DESCRIBE).splitlines()
-        if lines[1:]:
-            raise BoxError(f"a plain process needs {' and '.join(lines[1:])} on the box", hint="util-linux has setsid")
-        home = lines[0]
-        argv, env = self._base(home)
+        home, uid, *missing = lines
+        if missing:
+            raise BoxError(f"a plain process needs {' and '.join(missing)} on the box", hint="util-linux has setsid")
+        argv, env = self._base(home, int(uid))
+        self._base_env = env
         return UnitFacts(
             name=self.name,
             exists=True,
@@ -168,7 +170,7 @@ class ProcessService:
             cache_root=posixpath.join(home, posixpath.dirname(self._dir), "caches"),
         )
 
-    def _base(self, home: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    def _base(self, home: str, uid: int) -> tuple[tuple[str, ...], dict[str, str]]:
         path = self._box.unit_file
         if path is None:
             if self._box.program is None:
@@ -183,7 +185,7 @@ class ProcessService:
             raise UsageError(f"unit_file {path}: {error.strerror or error}") from error
         unit = unitfile.parse(text)
         specifiers = unitfile.unit_specifiers(
-            path.name, user=self._transport.user, uid=0, home=home, fragment=str(path)
+            path.name, user=self._transport.user, uid=uid, home=home, fragment=str(path)
         )
         return unitfile.exec_argv(unit, specifiers), unitfile.environment(unit, specifiers)
 
@@ -228,17 +230,14 @@ class ProcessService:
         """See `Service.boot_actions`."""
         return (
             *self.install_actions(launch),
-            Action("in a session of its own, output to its log", _command(_installed(launch, self._base_env()))),
+            Action("in a session of its own, output to its log", _command(_installed(launch, self._base_env))),
             Action("at the end, to each of its processes", ("kill", "-TERM", "PIDS")),
         )
-
-    def _base_env(self) -> dict[str, str]:
-        return {} if self._box.unit_file is None else self._base("~")[1]
 
     def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         """See `Service.install`."""
         together(self._transport, self.install_actions(launch, stop_timeout_s=stop_timeout_s))
-        self._installed = _installed(launch, self._base_env())
+        self._installed = _installed(launch, self._base_env)
 
     def start(self) -> None:
         """See `Service.start`."""

@@ -409,7 +409,7 @@ def expand(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
 def exec_argv(
     unit: UnitFile, specifiers: Mapping[str, str], env: Mapping[str, str] | None = None, *, key: str = "ExecStart"
 ) -> tuple[str, ...]:
-    """The argument vector that systemd would execute.
+    """The argument vector that systemd would execute; first the program, also where `@` gives it another name.
 
     Args:
         unit: the unit with its drop-ins.
@@ -425,8 +425,8 @@ def exec_argv(
         raise UsageError(f"{key}= stands for {len(found)} commands; exactly one is needed")
     command = found[0]
     if not command.expands:
-        return command.argv
-    return expand(command.argv, environment(unit, specifiers) if env is None else env)
+        return (command.path, *command.argv[1:])
+    return (command.path, *expand(command.argv[1:], environment(unit, specifiers) if env is None else env))
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
