@@ -223,6 +223,15 @@ class Raw:
     stderr: bytes = b""
 
 
+def not_run(argv: Sequence[str], raw: Raw) -> BoxError:
+    """The error of a login whose shell did something else than to run our command."""
+    said = (raw.stdout + raw.stderr).decode("utf-8", errors="replace").strip().splitlines()[-10:]
+    return BoxError(
+        f"`{shlex.join(argv)}` was not run; the login answered:" + "".join(f"\n    {line}" for line in said),
+        hint="the login needs a shell of its own on the box: no nologin, no forced command",
+    )
+
+
 class Runner(ABC):
     """`run` of every transport: quoting, sudo, deadline, limits and errors are the same wherever the box is."""
 
@@ -271,7 +280,7 @@ class Runner(ABC):
         Raises:
             CommandFailed: Status other than 0 and `check`; or sudo refused, whatever `check` says.
             CommandTimeout: Not over by the deadline.
-            BoxError: It printed more than 16 MiB on stdout.
+            BoxError: It printed more than 16 MiB on stdout, or the login has no shell to run it.
             Unreachable: The connection was lost.
         """
         data = input.encode() if isinstance(input, str) else input
@@ -290,6 +299,8 @@ class Runner(ABC):
                 else timed_out(argv, timeout_s, killed=killed, pid=pid, stderr=stderr)
             )
         assert raw.status is not None
+        if pid is None:
+            raise not_run(argv, raw)
         result = CommandResult(
             tuple(argv), raw.status, stdout.decode("utf-8", errors="replace"), stderr, round(seconds, 6)
         )

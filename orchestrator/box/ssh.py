@@ -45,8 +45,8 @@ _AGAIN_S = 0.05
 # What the shell of ours itself died of is told by no status; OpenSSH's own client says 255 then.
 _DIED = 255
 
-# What goes wrong is raised; without this Python prints paramiko's log to the terminal as a last resort.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
+# What goes wrong is raised. paramiko would also log it as an error, each refused connection of a poll included.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 FOREIGN = (paramiko.SSHException, OSError, EOFError)
 """All that paramiko, sockets and the system raise while a connection is made or used."""
@@ -126,12 +126,10 @@ class Connection:
     def __init__(self, where: Hop) -> None:
         self.where = where
         self._stack = contextlib.ExitStack()
-        try:
-            with self._stack:
-                self.transport = self._open(where)
-                self._stack = self._stack.pop_all()
-        except FOREIGN as error:
-            raise unreachable(error, where, "cannot connect") from error
+        # Whatever goes wrong on the way closes what is open; a whole way is closed by `close`.
+        with self._stack:
+            self.transport = self._open(where)
+            self._stack = self._stack.pop_all()
 
     def close(self) -> None:
         """Close every hop; what waits on a channel ends."""
@@ -281,7 +279,7 @@ class SshTransport(commands.Runner):
         self._forwards_lock = threading.Lock()
         threading.Thread(target=self._keep_alive, name=f"keepalive-{where.alias}", daemon=True).start()
         try:
-            who = self.run(("sh", "-c", "id -u; id -un"), timeout_s=BANNER_S).stdout.split()
+            who = self.run(("sh", "-c", "id -u; id -un 2>/dev/null || id -u"), timeout_s=BANNER_S).stdout.split()
         except BoxError:
             self.close()
             raise

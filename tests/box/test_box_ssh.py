@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +179,30 @@ def test_the_whole_way_in_takes_less_than_a_second(box):
         took_s.append(time.monotonic() - started)
         transport.close()
     assert min(took_s) < 1.0
+
+
+def test_a_login_without_a_shell_is_told_from_a_command_that_failed(box):
+    box.sh(("usermod", "-s", "/usr/sbin/nologin", box.login))
+    try:
+        with pytest.raises(
+            BoxError, match="was not run; the login answered:\n    This account is currently not available"
+        ):
+            SshTransport(hop(box.alias, config=box.ssh_config))
+    finally:
+        box.sh(("usermod", "-s", "/bin/bash", box.login))
+
+
+@pytest.mark.parametrize("shell", ["/bin/dash", "/bin/sh", "/bin/bash"])
+def test_whichever_shell_the_login_has_a_late_command_dies_with_its_group(box, shell):
+    box.sh(("usermod", "-s", shell, box.login))
+    try:
+        transport = SshTransport(hop(box.alias, config=box.ssh_config))
+        with pytest.raises(CommandTimeout, match="and was killed"):
+            transport.run(("sh", "-c", "sleep 979 & wait"), timeout_s=0.3)
+        wait_for(lambda: box.pids("sleep 979") == ())
+        transport.close()
+    finally:
+        box.sh(("usermod", "-s", "/bin/bash", box.login))
 
 
 # --- run -------------------------------------------------------------------------------------------------------------
@@ -503,6 +528,28 @@ def test_forwards_close_with_the_transport(box, echo):
         assert client.recv(1) == b""
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(client.getpeername())
+
+
+# --- nothing is left -------------------------------------------------------------------------------------------------
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_two_hundred_commands_thirty_streams_and_thirty_connections_leave_nothing(box, echo):
+    files, threads = open_files(), threading.active_count()
+    transport = SshTransport(hop(box.alias, config=box.ssh_config))
+    for _ in range(200):
+        transport.run(("true",), timeout_s=10)
+    for _ in range(30):
+        transport.stream(("sleep", "978")).close()
+        with socket.create_connection(transport.reach(echo)) as client:
+            client.sendall(b"x")
+            assert client.recv(1) == b"x"
+    wait_for(lambda: box.pids("sleep 978") == ())
+    transport.close()
+    wait_for(lambda: (open_files(), threading.active_count()) == (files, threads))
 
 
 # --- the connection is lost ------------------------------------------------------------------------------------------
