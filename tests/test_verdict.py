@@ -364,7 +364,7 @@ def test_more_than_ten_percent_and_significantly_so_from_three_boots_on(high, co
 
 def test_a_significant_drop_is_told_with_its_numbers():
     variants = judged({"a": {1: [100.0, 99.0, 101.0], 8: [85.0, 84.0, 86.0]}})[1]
-    assert "it collapses at 8 streams: 0.85× the throughput of 1 stream (95 % 0.8" in variants["a"].sentence
+    assert "it collapses at 8 streams: 0.850× the throughput of 1 stream (95 % 0.8" in variants["a"].sentence
     assert "3 boots" in variants["a"].sentence
 
 
@@ -547,7 +547,7 @@ def test_explain_shows_the_numbers_of_spec_8():
 
 def test_explain_shows_the_test_against_the_winner():
     text = verdict.explain(series({"a": {1: STEADY}, "b": {1: [v * 0.8 for v in STEADY]}}), "b")
-    for part in ("winner a", "Welch on log boot means: 0.8×", "df = 10", "Holm over 1 comparison", "slower"):
+    for part in ("winner a", "Welch on log boot means: 0.800×", "df = 10", "Holm over 1 comparison", "slower"):
         assert part in text
 
 

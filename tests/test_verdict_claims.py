@@ -72,7 +72,7 @@ def test_a_claim_is_told_with_its_bounds_and_what_would_decide():
     finding = check_claim(series(TWO), "spec-1 >= 2.02x no-spec at 1")
     half = 1.943 * 0.01 * math.sqrt(2 / 4)  # t(0.95, 6)
     low, high = 66.9 / 33 * math.exp(-half), 66.9 / 33 * math.exp(half)
-    assert f"2.03× (90 % {low:.3g}× to {high:.3g}×, 4 boots against 4 boots)" in finding.sentence
+    assert f"2.03× (90 % {low:#.3g}× to {high:#.3g}×, 4 boots against 4 boots)" in finding.sentence
     assert "boots each would decide" in finding.sentence
 
 

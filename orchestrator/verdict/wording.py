@@ -39,9 +39,11 @@ def values(by_boot: Iterable[float | None]) -> str:
 
 
 def times(log_ratio: float) -> str:
-    """A ratio from its log, `0.697×`; one that is not finite is told by its power of ten."""
+    """A ratio from its log to three figures, `0.697×`; one that is not finite is told by its power of ten."""
     ratio = exp(log_ratio)
-    return f"10^{log_ratio / math.log(10):.0f}×" if ratio is None or ratio == 0 else f"{ratio:.3g}×"
+    if ratio is None or ratio == 0:
+        return f"10^{log_ratio / math.log(10):.0f}×"
+    return f"{ratio:#.3g}".rstrip(".") + "×"
 
 
 def percent(share: float) -> str:
