@@ -44,7 +44,7 @@ _SETTLE_S = 10.0
 _STATE = ("ActiveState", "SubState", "MainPID", "InvocationID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
 _FACTS = (
     *("Id", "LoadState", "ActiveState", "MainPID", "FragmentPath", "DropInPaths", "UnitFileState", "User", "Type"),
-    *("DynamicUser", "Transient"),
+    *("DynamicUser", "Transient", "ProtectSystem", "ProtectHome"),
 )
 
 _DESCRIBE = r"""
@@ -106,6 +106,7 @@ class SystemdService:
         self.lock_name = self.name
         self._facts: UnitFacts | None = None
         self._launch: Launch | None = None
+        self._writable: str | None = None
 
     # --- where -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +185,23 @@ class SystemdService:
             environment_files=tuple(path for path, _ in paths),
             our_drop_in=parts["ours"].strip() == "yes",
         )
+        self._writable = self._behind_protection(shown, self._facts)
         return self._facts
+
+    def _behind_protection(self, shown: dict[str, str], facts: UnitFacts) -> str | None:
+        """The cache directory that the unit's sandbox must let through; None when there is no sandbox.
+
+        Raises:
+            BoxError: the sandbox hides the place altogether.
+        """
+        home, system = shown.get("ProtectHome", "no"), shown.get("ProtectSystem", "no")
+        place = caches.cache_place(facts, self._box.cache_root)
+        if home in ("yes", "tmpfs") and place.startswith(("/home/", "/root/", "/run/user/")):
+            raise BoxError(
+                f"{self.name} has ProtectHome={home}: it could not see its cold caches in {place}",
+                hint=f"`cache_root: /var/cache/coldboot`, a directory of {facts.user}",
+            )
+        return place if system == "strict" or home == "read-only" else None
 
     def _parts(self) -> dict[str, str]:
         script = _DESCRIBE.replace("__FACTS__", " -p ".join(_FACTS))
@@ -211,6 +228,11 @@ class SystemdService:
             raise BoxError(
                 f"{self.name} is Type={shown.get('Type')}; a server that stays in the foreground is needed",
                 hint=f"one of Type={', '.join(_TYPES)}",
+            )
+        if shown.get("DynamicUser") == "yes":
+            raise BoxError(
+                f"{self.name} has DynamicUser=yes: there is no user to whom cold caches could belong",
+                hint="give it a User= of its own",
             )
         if self._user and parts["linger"].strip() != "yes":
             raise BoxError(
@@ -313,6 +335,7 @@ class SystemdService:
             *(f"Environment={unitfile.quote_env(name, value)}" for name, value in env),
             *((f"EnvironmentFile={self._directory}/{_ENV_FILE}",) if self._env_file_needed else ()),
             *(f"UnsetEnvironment={name}" for name in launch.unset_env),
+            *((f"ReadWritePaths=-{unitfile.quote_path(self._writable)}",) if self._writable else ()),
         )
         return "\n".join(lines) + "\n"
 

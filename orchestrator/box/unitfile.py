@@ -461,6 +461,11 @@ def quote_env(name: str, value: str) -> str:
     return _quote(f"{name}={value}", dollars=False)
 
 
+def quote_path(path: str) -> str:
+    """A path in a list of paths, such as `ReadWritePaths=`."""
+    return _quote(path, dollars=False)
+
+
 def quote_env_file(name: str, value: str) -> str:
     """The line of an `EnvironmentFile=` that sets `name` to exactly `value`. Raises as `quote_env` does."""
     quote_env(name, value)

@@ -492,6 +492,42 @@ def test_caches_of_a_service_that_runs_as_somebody_else(unit, ssh, install_sudoe
     caches.sweep(ssh, facts)
 
 
+def test_a_sandbox_lets_the_cold_caches_through(unit, ssh, install_sudoers):
+    unit.write_unit(NAME, UNIT.replace("User=alex", "User=alex\nProtectSystem=strict\nProtectHome=read-only"))
+    service = serve(ssh)
+    facts = service.describe()
+    install_sudoers(service.sudo_lines())
+    roots = caches.prepare(
+        ssh, facts, ENGINES["vllm"], experiment="e", boot="b01-x", variant="x", state="cold", root=None
+    )
+    code = "import os, pathlib, time\npathlib.Path(os.environ['TRITON_CACHE_DIR'], 'k').write_text('x')\n"
+    code += (
+        "try: pathlib.Path('/home/alex/k').write_text('x')\nexcept OSError as e: print(e, flush=True)\ntime.sleep(100)"
+    )
+    heard = begin(service, Launch((PYTHON, "-c", code), roots.env, (), 1, "m"))
+    heard.until("Read-only file system: '/home/alex/k'")
+    assert unit.sh(("cat", f"{roots.root}/triton/k")).stdout == "x"
+    service.stop(kill=True, deadline_s=5)
+    heard.close()
+    caches.sweep(ssh, facts)
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [
+        ("ProtectHome=yes", r"ProtectHome=yes: it could not see"),
+        ("DynamicUser=yes", r"DynamicUser=yes: there is no user"),
+    ],
+)
+def test_a_sandbox_that_hides_the_caches_is_refused_with_what_to_do(unit, ssh, lines, what):
+    unit.write_unit(NAME, UNIT.replace("User=alex", f"User=alex\n{lines}"))
+    with pytest.raises(BoxError, match=what) as refused:
+        serve(ssh).describe()
+    assert refused.value.hint
+    if "ProtectHome" in lines:
+        assert serve(ssh, cache_root="/var/cache/coldboot").describe().exists
+
+
 def test_a_unit_of_the_users_own_manager_needs_no_root(box, ssh):
     service = serve(ssh, unit="mine", service="systemd-user")
     folder = box.root / "home/alex/.config/systemd/user"
