@@ -10,9 +10,11 @@ heartbeat came for `EXPIRES_S` (our machine lost its power, and the box's sshd d
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,6 +26,7 @@ from orchestrator.records import now
 BEAT_S = 15.0
 EXPIRES_S = 120
 ANSWER_S = 15.0
+RELEASE_S = 3.0
 
 _FOLDER = "/tmp/coldboot-lock-{name}"  # noqa: S108 - the one place where every login of a box can lock the same thing
 _BUSY = 75
@@ -56,8 +59,9 @@ _NEEDS = (
 class Lock:
     """A held lock; a context manager. It beats in a thread of its own until released."""
 
-    def __init__(self, stream: Stream, name: str) -> None:
+    def __init__(self, stream: Stream, lines: Iterator[str], name: str) -> None:
         self._stream = stream
+        self._lines = lines
         self._name = name
         self._released = threading.Event()
         self._lost: str | None = None
@@ -80,8 +84,18 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Give the box back; a second call is nothing."""
+        """Give the box back; it is free when this returns. Never raises; a second call is nothing."""
+        if self._released.is_set():
+            return
         self._released.set()
+        late = threading.Timer(RELEASE_S, self._stream.close)
+        late.daemon = True
+        late.start()
+        # Anything but a heartbeat ends the holder; a lock that was lost meanwhile needs no giving back.
+        with contextlib.suppress(BoxError):
+            self._stream.send("!")
+            deque(self._lines, maxlen=0)
+        late.cancel()
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -119,6 +133,9 @@ def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = Fal
     """
     claim = f"{' '.join(holder.split())} since {now()}"
     taken = _ask(transport, name, claim)
+    if isinstance(taken, _Holder) and taken.pid is None:
+        # Its holder may have ended between the two looks.
+        taken = _ask(transport, name, claim)
     if break_lock and isinstance(taken, _Holder):
         _end(transport, name, taken)
         taken = _ask(transport, name, claim)
@@ -152,7 +169,7 @@ def _ask(transport: Transport, name: str, claim: str) -> Lock | _Holder:
         lines = stream.lines()
         first = next(lines, None)
         if first == "locked":
-            return Lock(stream, name)
+            return Lock(stream, lines, name)
         held_by = next(lines, "")
         # To the end, so that the status is known.
         deque(lines, maxlen=0)

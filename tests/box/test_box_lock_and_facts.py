@@ -90,6 +90,12 @@ def test_root_breaks_the_lock_of_another_login(ssh, root_ssh):
             select.select((), (), (), 0.02)
 
 
+def test_a_released_lock_is_free_when_release_returns(ssh, root_ssh):
+    until_free(ssh).release()
+    for transport in (ssh, root_ssh) * 5:
+        lock.hold(transport, NAME, "next").release()
+
+
 def test_nothing_of_a_released_lock_is_left_on_the_box(box, ssh):
     until_free(ssh).release()
     deadline = time.monotonic() + 5
