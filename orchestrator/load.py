@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -73,7 +73,7 @@ def run_trial(
 
     async def main() -> TrialResult:
         began_s = time.monotonic()
-        measured = scale or await _scale(target, spec.endpoint, spec.input_tokens, began_s + deadline_s)
+        measured = scale or await _scale(target, spec.endpoint, began_s + min(deadline_s, 5.0))
         trial = Trial(target, spec, concurrency, seed=seed, scale=measured, own=prompts)
         return await trial.run(cancelled, deadline_s - (time.monotonic() - began_s))
 
@@ -204,7 +204,7 @@ _FITTED_FROM = 256  # tokens: below, a few more or fewer do not matter
 
 async def _calibrate(target: Target, endpoint: Endpoint, until_s: float, cancelled: Cancelled) -> Scale:
     texts = [text(f"calibrate/{size}", size) for size in _SIZES]
-    scale = await _scale(target, endpoint, _FITTED_FROM, until_s)
+    scale = await _scale(target, endpoint, until_s)
     if scale.measured:
         return scale
     bodies = [completion_body(target.model, said, endpoint=endpoint, stream=False, output_tokens=1) for said in texts]
@@ -212,16 +212,15 @@ async def _calibrate(target: Target, endpoint: Endpoint, until_s: float, cancell
     return _line([answer.prompt_tokens if answer.ok else None for answer in answers])
 
 
-async def _scale(target: Target, endpoint: Endpoint, tokens: int, until_s: float) -> Scale:
-    """The server's scale by its `/tokenize`; the default one for short prompts, or when it has none."""
-    if tokens < _FITTED_FROM:
-        return Scale()
+async def _scale(target: Target, endpoint: Endpoint, until_s: float) -> Scale:
+    """The server's scale by its `/tokenize`; the default one when it has none."""
     counts: list[int | None] = []
     for size in _SIZES:
         counts.append(await _tokenize(target, endpoint, text(f"calibrate/{size}", size), until_s))
         if counts[-1] is None:
             return Scale()
-    return _line(counts)
+    template = await _tokenize(target, endpoint, "", until_s)
+    return replace(_line(counts), template_tokens=template or 0)
 
 
 def _line(counts: Sequence[int | None]) -> Scale:
@@ -237,7 +236,7 @@ async def _fitted(
 ) -> list[str]:
     """One prompt a seed: `tokens` long by the scale, and never longer where the server counts them for us."""
     if scale is None:
-        scale = await _scale(target, endpoint, tokens, until_s)
+        scale = await _scale(target, endpoint, until_s) if tokens >= _FITTED_FROM else Scale()
     words = scale.words(tokens)
     if not scale.measured or tokens < _FITTED_FROM:
         return [text(seed, words) for seed in seeds]
@@ -272,7 +271,7 @@ async def _tokenize(target: Target, endpoint: Endpoint, said: str, until_s: floa
         count = orjson.loads(page.body).get("count")
     except (orjson.JSONDecodeError, AttributeError):
         return None
-    return count if isinstance(count, int) and count > 0 else None
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 async def _ask(

@@ -33,13 +33,15 @@ SANITY: tuple[str, ...] = (
 class Scale:
     """How long text is for one server: `tokens = overhead + words · tokens_per_word`.
 
-    `overhead_tokens` is what the server puts around a prompt (chat template, first token). The default is what English
-    text has under today's vocabularies.
+    `overhead_tokens` is what the server puts around a prompt (chat template, first token) and what the serial number
+    costs beyond a word; `template_tokens` the first of these alone, which all prompts share. The default is what
+    English text has under today's vocabularies.
     """
 
     tokens_per_word: float = 1.25
     overhead_tokens: float = 0.0
     measured: bool = False
+    template_tokens: float = 0.0
 
     def words(self, tokens: int) -> int:
         """Words that make about `tokens`."""

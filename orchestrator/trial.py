@@ -42,6 +42,7 @@ _TICK_S = 0.01  # how often the event loop's lateness is sampled
 _IDLE_WAIT_S = 2.0  # the previous trial's last request may still be leaving the server
 _SETTLE_S = 1.0  # the server writes its counters a moment after the last answer
 _SCRAPE_S = 5.0
+_UNSURE = 0.01  # of the window, by the duration of its two reads: above it is a warning
 _BACKOFF_S = (0.05, 1.0)  # first and longest pause of a stream after an error
 _AFTER_FAILURE_S = 5.0  # a failed trial goes on for at most so long, to see whether all or some requests fail
 
@@ -247,6 +248,7 @@ class Trial:
         self._failures_in_row = 0
         self._failed_at: float | None = None
         self._period_s: float | None = None
+        self._last_ended: int | None = None
         # The reads.
         self._before: Snapshot | None = None
         self._after: Snapshot | None = None
@@ -355,6 +357,7 @@ class Trial:
             self._turnarounds.append((answer.sent_at, answer.sent_at - ended_s))
         if answer.kind is None:
             self._finished[stream] += 1
+            self._last_ended = stream
             self._failures_in_row = 0
             self._other_length += answer.completion_tokens not in (None, asked)
             if full and stream == self._concurrency - 1:
@@ -435,14 +438,10 @@ class Trial:
                 f"{spec.max_warmup_s:g} s: raise max_warmup_s or lower output_tokens"
             )
         enough = began + spec.warmup_s
-        aligned = steady and time.monotonic() >= enough and self._ended_just_now()
+        aligned = steady and time.monotonic() >= enough and self._last_ended == self._concurrency - 1
         await self._until(lambda: False, enough)
         if not aligned and self._period_s is not None and self._period_s <= spec.window_s / 2:
             await self._until(self._lead_ends(), time.monotonic() + 1.5 * self._period_s)
-
-    def _ended_just_now(self) -> bool:
-        """Whether the last request to end was the last stream's (the usual end of a warm-up)."""
-        return bool(self._timings) and self._finished[-1] == 1 and min(self._finished) > 0 and len(self._timings) > 0
 
     async def _window(self) -> None:
         """First read, window, second read."""
@@ -637,6 +636,9 @@ class Trial:
                 self._invalid.append(
                     f"foreign_traffic: {end.busy:.0f} requests ran while ours were {self._concurrency}"
                 )
+        unsure = (ends[0].half_s + ends[1].half_s) / deltas.seconds
+        if unsure > _UNSURE:
+            self._warnings.append(f"the counter reads took so long that the window is uncertain by {unsure:.1%}")
         invalid, warned = state.problems()
         self._invalid += invalid
         self._warnings += warned
@@ -646,7 +648,7 @@ class Trial:
         assert self._after is not None
         for invalid, warned in (
             measure.audit(whole, self._before, self._after, ours),
-            measure.prefix_hits(whole, ours.requests + ours.open_requests, self._scale.overhead_tokens),
+            measure.prefix_hits(whole, ours.requests + ours.open_requests, self._scale.template_tokens),
         ):
             self._invalid += invalid
             self._warnings += warned

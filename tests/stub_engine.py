@@ -107,7 +107,7 @@ class _Handlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        prompt = body.get("prompt") or body["messages"][0]["content"]
+        prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
         return web.json_response({"count": 2 * len(prompt.split()) + self.engine.template_tokens, "tokens": []})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:

@@ -340,17 +340,21 @@ def test_a_restart_under_the_trial():
     assert result.tokens_per_s is None
 
 
-def test_prefix_hits_with_unique_prompts():
-    engine = Engine()
+def with_hits(tokens: int) -> Engine:
+    engine = Engine()  # the template that all prompts share has five tokens
 
     def answer(_number, _body):
-        engine.hits += 3
+        engine.hits += tokens
         return Answering()
 
     engine.answering = answer
-    result = trial(engine)
-    assert kinds(result.invalid_reasons) == ["prefix_cache"]
-    within = trial(engine, scale=Scale(2.0, 5.0, measured=True))
+    return engine
+
+
+def test_prefix_hits_beyond_the_template_that_all_prompts_share():
+    beyond, within = trial(with_hits(6)), trial(with_hits(5))
+    assert kinds(beyond.invalid_reasons) == ["prefix_cache"]
+    assert beyond.tokens_per_s is None
     assert within.valid
     assert "chat template" in within.warnings[0]
 
@@ -476,5 +480,5 @@ def test_repetition(said, share):
 def test_the_scale_is_the_servers(endpoint):
     with serve(Engine(template_tokens=11)) as engine:
         scale = load.calibrate(Target(engine.url, "m"), endpoint=endpoint)
-    assert scale == Scale(2.0, 11.0, measured=True)
+    assert scale == Scale(2.0, 11.0, measured=True, template_tokens=11)
     assert engine.requests == []
