@@ -32,6 +32,7 @@ draft_ms = 0.12
 row_ms = 0.1
 pass_ms = 0.9
 pass_stream_ms = 0.1
+join_ms = 0.8
 prefill_ms_per_token = 0.002
 thrash_step_ms = 5.8
 retry_ms = 5.2

@@ -309,6 +309,8 @@ class Engine:
     def _step(self, clock: float) -> float:
         """Runs the step that starts at ``clock``; returns when it ends, on the schedule."""
         outputs = Outputs()
+        # A client whose answer ended with the last step asks again at once: it does not miss the next step by a hair.
+        self._wait_until(clock + self.personality.speed.join_ms / 1000.0)
         self._admit(outputs)
         self._refuse_due()
         if not self.running:
@@ -321,8 +323,7 @@ class Engine:
         end = clock + step.seconds
         if prefill:
             end += self._first_request(prefill)
-        while time.monotonic() < end:
-            self._handle(self.wire.wait(end))
+        self._wait_until(end)
         self._decode(decoding, step, outputs)
         self._finish_prefill(chunks, outputs)
         self._report(outputs)
@@ -337,7 +338,7 @@ class Engine:
             boot, fresh = self.personality.boot, self.booted.fresh
             stall = self.scale * (boot.first_stall_s if fresh else boot.first_stall_warm_s)
             if (memory.triton_cold_mib if fresh else memory.triton_warm_mib) > spare:
-                self._wait(stall * 0.3)
+                self._wait_until(time.monotonic() + stall * 0.3)
                 self._die(("run.worker.triton",), f"RuntimeError: {_TRITON_OOM}", _TRITON_OOM)
             if self.settings.spec_tokens:
                 for kernel in ("_compute_local_logits_stats_kernel", "_rejection_kernel", "_resample_kernel"):
@@ -353,8 +354,7 @@ class Engine:
             self._die(("run.worker.torch",), error, error.partition(": ")[2])
         return stall
 
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
             self._handle(self.wire.wait(until))
 

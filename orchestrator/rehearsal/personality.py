@@ -53,6 +53,7 @@ class Speed:
     pass_stream_ms: float
     eager_factor: float
     no_graph_factor: float
+    join_ms: float
     prefill_ms_per_token: float
     pad_rows: int
     thrash_step_ms: float
