@@ -20,26 +20,36 @@ from pathlib import Path
 
 from orchestrator.journal import Classifier
 
+ID = "0123456789abcdef0123456789abcdef"
 START_US = 1_796_000_000_000_000
+CORE = "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] "
+PERIODIC = (
+    "(APIServer pid=1184) INFO 11-30 14:54:08 [loggers.py:310] Engine 000: Avg prompt throughput: 1977.4 tokens/s, "
+    "Avg generation throughput: 3384.8 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix "
+    "cache hit rate: 0.0%"
+)
+SPECULATION = (
+    "(APIServer pid=1184) INFO 11-30 14:54:08 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 1.79, "
+    "Accepted throughput: 1491.17 tokens/s, Drafted throughput: 1885.04 tokens/s, Accepted: 14912 tokens, Drafted: "
+    "18851 tokens, Per-position acceptance rate: 0.791, Avg Draft acceptance rate: 79.1%"
+)
+OOM = (
+    f"{CORE}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 186.00 MiB. GPU 0 has a total capacity of "
+    "139.80 GiB of which 27.56 MiB is free."
+)
 SERVING = (
     '(APIServer pid=1184) INFO:     127.0.0.1:59970 - "POST /v1/completions HTTP/1.1" 200 OK',
     '(APIServer pid=1184) INFO:     127.0.0.1:60018 - "GET /metrics HTTP/1.1" 200 OK',
-    "(APIServer pid=1184) INFO 11-30 14:54:08 [loggers.py:310] Engine 000: Avg prompt throughput: 1977.4 tokens/s, Avg "
-    "generation throughput: 3384.8 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache "
-    "hit rate: 0.0%",
-    "(APIServer pid=1184) INFO 11-30 14:54:08 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 1.79, "
-    "Accepted throughput: 1491.17 tokens/s, Drafted throughput: 1885.04 tokens/s, Accepted: 14912 tokens, Drafted: "
-    "18851 tokens, Per-position acceptance rate: 0.791, Avg Draft acceptance rate: 79.1%",
+    PERIODIC,
+    SPECULATION,
     "(EngineCore pid=1510) INFO 11-30 14:54:09 [scheduler.py:88] Iteration(4711): 8 context requests, 0 prefill tokens",
 )
 ERRORS = (
-    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] Traceback (most recent call last):",
-    '(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332]   File "/opt/site/vllm/v1/engine/core.py", line 1323, '
-    "in run_busy_loop",
-    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332]     return func(*args, **kwargs)",
+    f"{CORE}Traceback (most recent call last):",
+    f'{CORE}  File "/opt/site/vllm/v1/engine/core.py", line 1323, in run_busy_loop',
+    f"{CORE}    return func(*args, **kwargs)",
     "(APIServer pid=1184) ERROR 11-30 14:57:21 [serving.py:495] Error in completion stream generator.",
-    "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] torch.OutOfMemoryError: CUDA out of memory. Tried to "
-    "allocate 186.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 27.56 MiB is free.",
+    OOM,
 )
 
 
@@ -47,7 +57,7 @@ def as_json(message: str, number: int) -> str:
     """One line with the fields that journald really writes."""
     return json.dumps(
         {
-            "__CURSOR": f"s=0123456789abcdef0123456789abcdef;i={number:x};b=0123456789abcdef0123456789abcdef;m={number:x}",
+            "__CURSOR": f"s={ID};i={number:x};b={ID};m={number:x}",
             "__REALTIME_TIMESTAMP": str(START_US + 1000 * number),
             "__MONOTONIC_TIMESTAMP": str(1000 * number),
             "_BOOT_ID": "0123456789abcdef0123456789abcdef",
@@ -76,10 +86,7 @@ def lines(messages: tuple[str, ...], size: int, *, form: str) -> Iterator[str]:
         yield line
         written += len(line) + 1
         number += 1
-    for message in (
-        "(EngineCore pid=1510) ERROR 11-30 15:05:03 [core.py:1332] EngineCore encountered a fatal error.",
-        ERRORS[4],
-    ):
+    for message in (f"{CORE}EngineCore encountered a fatal error.", OOM):
         yield as_json(message, number) if form == "json" else message
 
 

@@ -13,10 +13,8 @@ INVOCATION = "a" * 32
 
 def cases(name):
     """The cases of one file: id, expected, entries …"""
-    path = DATA / name
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        return [json.loads(line) for line in file]
+    data = (DATA / name).read_bytes()
+    return [json.loads(line) for line in (gzip.decompress(data) if name.endswith(".gz") else data).splitlines()]
 
 
 def entries_of(case):

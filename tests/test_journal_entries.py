@@ -32,7 +32,13 @@ def messages(data):
 
 def test_a_json_line_gives_every_field():
     got = entry(MESSAGE="hello")
-    assert (got.index, got.message, got.at_us, got.unit, got.pid) == (17, "hello", 1796000000000000, "vllm.service", 1184)
+    assert (got.index, got.message, got.at_us, got.unit, got.pid) == (
+        17,
+        "hello",
+        1796000000000000,
+        "vllm.service",
+        1184,
+    )
     assert (got.transport, got.identifier, got.cursor) == ("stdout", "vllm", "s=1;i=2")
     assert got.invocation_id == "7405cbd3dea40dd68a726f3133dd714f"
 
@@ -43,11 +49,13 @@ def test_systemd_own_entry_belongs_to_the_unit_that_it_speaks_of():
 
 
 def test_a_user_units_entries_belong_to_the_user_unit():
-    assert entry(MESSAGE="x", _SYSTEMD_UNIT="user@1000.service", _SYSTEMD_USER_UNIT="vllm.service").unit == "vllm.service"
+    assert (
+        entry(MESSAGE="x", _SYSTEMD_UNIT="user@1000.service", _SYSTEMD_USER_UNIT="vllm.service").unit == "vllm.service"
+    )
 
 
 def test_a_byte_array_is_text_and_broken_utf8_is_shown_as_such():
-    assert entry(MESSAGE=list("\rbar 50%".encode())).message == "\rbar 50%"
+    assert entry(MESSAGE=list(b"\rbar 50%")).message == "\rbar 50%"
     assert entry(MESSAGE=[255, 65]).message == "\ufffdA"
 
 
@@ -92,7 +100,7 @@ def test_short_lines_of_systemd_and_the_kernel_are_told_apart():
 
 
 def test_the_export_form_is_read_with_its_binary_fields():
-    text = "two\nlines".encode()
+    text = b"two\nlines"
     data = b"__REALTIME_TIMESTAMP=5\n_TRANSPORT=stdout\nMESSAGE\n" + len(text).to_bytes(8, "little") + text + b"\n\n"
     data += b"__REALTIME_TIMESTAMP=6\nMESSAGE=second\n\n"
     assert messages(data) == ["two\nlines", "second"]
@@ -132,13 +140,23 @@ def test_the_form_is_found_out_from_the_beginning(head, form):
         ("ERROR 10-24 07:20:26 registry.py:272]     code()", "", "ERROR", "    code()"),
         ("(EngineCore_DP0 pid=1) (Worker_TP7 pid=2) ERROR 12-17 21:32:44 [m.py:1] x", "Worker_TP7:2", "ERROR", "x"),
         ("(VllmWorker rank=5 pid=689) INFO 05-22 04:39:02 [g.py:1] x", "VllmWorker rank=5:689", "INFO", "x"),
-        ("2025-09-03T00:04:02.880Z (VllmWorker TP0 pid=697) ERROR 09-03 00:04:02 [m.py:5] x", "VllmWorker TP0:697", "ERROR", "x"),
+        (
+            "2025-09-03T00:04:02.880Z (VllmWorker TP0 pid=697) ERROR 09-03 00:04:02 [m.py:5] x",
+            "VllmWorker TP0:697",
+            "ERROR",
+            "x",
+        ),
         ("[rank0]: RuntimeError: x", "rank0", "", "RuntimeError: x"),
         ("(APIServer pid=1) INFO:     Shutting down", "APIServer:1", "INFO", "Shutting down"),
         ("2025-11-03 05:17:04,315 - vllm.v1.engine - ERROR - x", "", "ERROR", "x"),
         ("[2025-01-30 01:52:44 TP2] x", "TP2", "", "x"),
         ("worker0[info]    raise X\\n", "", "", "    raise X"),
-        ("(RayWorkerWrapper pid=211825, ip=10.0.0.25) ERROR 03-28 02:29:13 [w.py:6] x", "RayWorkerWrapper:211825", "ERROR", "x"),
+        (
+            "(RayWorkerWrapper pid=211825, ip=10.0.0.25) ERROR 03-28 02:29:13 [w.py:6] x",
+            "RayWorkerWrapper:211825",
+            "ERROR",
+            "x",
+        ),
     ],
 )
 def test_every_generations_prefix_is_taken_off(text, proc, level, body):
@@ -169,11 +187,18 @@ def test_no_line_of_a_plain_log_is_lost(texts):
     assert got == ["plain log", *texts]
 
 
-FIELD = st.one_of(st.text(max_size=40), st.none(), st.lists(st.integers(0, 255), max_size=20), st.integers(), st.lists(st.text()))
+FIELD = st.one_of(
+    st.text(max_size=40), st.none(), st.lists(st.integers(0, 255), max_size=20), st.integers(), st.lists(st.text())
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from([*FIELDS, "MESSAGE", "UNIT", "_TRANSPORT", "INVOCATION_ID"]), FIELD), max_size=15))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from([*FIELDS, "MESSAGE", "UNIT", "_TRANSPORT", "INVOCATION_ID"]), FIELD),
+        max_size=15,
+    )
+)
 def test_no_fields_make_the_classifier_fail_and_no_entry_is_lost(entries):
     data = "".join(json.dumps(fields) + "\n" for fields in [{"MESSAGE": "begin"}, *entries]).encode()
     classifier = Classifier()

@@ -4,14 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from journal_support import said
 
 from orchestrator.errors import ProblemsError
 from orchestrator.journal import Classifier, rules_from
 from orchestrator.journal.classifier import DEFAULT
 from orchestrator.journal.page import page
 from orchestrator.journal.rules import PHASES, words_of
-
-from journal_support import said
 
 MINE = {
     "name": "FluxCapacitor",

@@ -72,6 +72,10 @@ def from_fields(fields: dict[str, Any], index: int) -> JournalEntry:
     message = get("MESSAGE", "")
     at_us = get("__REALTIME_TIMESTAMP") or get("_SOURCE_REALTIME_TIMESTAMP")
     pid = get("_PID") or get("SYSLOG_PID")
+    if "COREDUMP_UNIT" in fields:
+        # The core dump's handler is a unit of its own, but speaks of ours.
+        fields = {**fields, "UNIT": fields["COREDUMP_UNIT"], "_SYSTEMD_INVOCATION_ID": None, "INVOCATION_ID": None}
+        get = fields.get
     return JournalEntry(
         index,
         message if isinstance(message, str) else text_of(message),
@@ -159,7 +163,7 @@ def _object(line: bytes) -> Any:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         # The first line may be longer than what was read of it: then its beginning tells.
-        return {} if line.startswith(b'{"') or line.startswith(b'{ "') else None
+        return {} if line.startswith((b'{"', b'{ "')) else None
 
 
 class Passing(Protocol):

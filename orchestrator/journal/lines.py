@@ -1,9 +1,9 @@
-"""One line as the program printed it: the log prefixes of every generation taken off, the rest kept.
+r"""One line as the program printed it: the log prefixes of every generation taken off, the rest kept.
 
 Shapes (vLLM 0.6 to 0.32, Ray, SGLang, collectors in front):
 `INFO 11-30 14:51:53 [core.py:116] text` · `INFO 10-24 07:20:26 registry.py:272] text` ·
 `(EngineCore_DP0 pid=1) (Worker_TP7 pid=2) ERROR … [f.py:1] text` · `[rank0]: text` · `INFO:     text` (uvicorn) ·
-`2025-11-03 05:17:04,315 - module - ERROR - text` · `[2025-01-30 01:52:44 TP2] text` · `worker0[info]text\\n`.
+`2025-11-03 05:17:04,315 - module - ERROR - text` · `[2025-01-30 01:52:44 TP2] text` · `worker0[info]text\n`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from orchestrator.journal.rules import Rule, RuleSet
 
 _HEAD = """# What killed this boot: every cause, and what to do about it
 
-Made from `orchestrator/journal/*.toml` by `python -m orchestrator.journal.page > docs/causes.md`; a test holds it current.
+Made from `orchestrator/journal/*.toml` by `python -m orchestrator.journal.page > docs/causes.md`; a test holds it
+current.
 
 The classifier answers with an outcome (`startup_failure`, `fatal`, `benign`), a phase and one of these causes. Rules of
 judgement: the earliest own fault wins; wrappers ("Engine core initialization failed", "EngineDeadError") never are a
@@ -22,9 +23,7 @@ def page(rules: RuleSet = DEFAULT) -> str:
     parts = [_HEAD]
     for outcome, title in (("failure", "Failures"), ("benign", "Benign: looks alarming and is not")):
         parts.append(f"## {title}\n")
-        for cause in rules.causes.values():
-            if cause.outcome == outcome:
-                parts.append(_cause(cause.slug, rules))
+        parts += [_cause(cause.slug, rules) for cause in rules.causes.values() if cause.outcome == outcome]
     wrappers = sorted({rule.name for rule in rules.rules if rule.kind == "death"})
     parts.append(f"## Wrappers\n\nThese say that something died, never why: {', '.join(wrappers)}.\n")
     return "\n".join(parts)

@@ -39,6 +39,8 @@ PHASES = (
     "shutdown",
     "unknown",
 )
+# Rank of an end that names no reason.
+NO_REASON = 5
 SERVING = frozenset({"first_request", "load", "idle"})
 
 _words = re.compile(r"[A-Za-z]{3,}").findall
@@ -71,8 +73,8 @@ class Rule(Frozen):
         kind: `fault` names a cause of our own; `death` says that something died without naming why (a wrapper, never a
             cause); `benign` looks alarming and is not; `frame` is a traceback's line that tells the phase (or, for
             exceptions that nobody names, the cause); `phase` is a milestone of the boot; `stop` a requested stop;
-            `exit` the end of the unit; `served` a sign of serving; `ready` the server's word that it is ready; `chain` systemd starts the unit (again); `missing`
-            says that entries were lost.
+            `exit` the end of the unit; `served` a sign of serving; `ready` the server's word that it is ready;
+            `chain` systemd starts the unit (again); `missing` says that entries were lost.
         pattern: Regular expression, searched in the line without its log prefix.
         words: At least one of these stands in every line that fits, as a whole run of letters.
         cause: Slug of the vocabulary.
@@ -80,9 +82,9 @@ class Rule(Frozen):
         phase: Where this happens, whatever the boot said last; None: the phase of the boot so far.
         fallback: Phase when nothing in the log tells one.
         then: For `phase`: what comes after this milestone.
-        rank: 0 kernel or manager evidence about ours, 1 a named root, 2 a time-out or native crash (often the consequence
-            of a named root), 3 an exit code that tells a crash, 4 the C++ run-time's last word, 5 an end that names no
-            reason. The lowest rank of a start wins, then the earliest.
+        rank: 0 kernel or manager evidence about ours, 1 a named root, 2 a time-out, a native crash or a failed compile
+            (often the consequence of a named root), 3 an exit code that tells a crash, 4 the C++ run-time's last word
+            or a refused value, 5 an end that names no reason. The lowest rank of a start wins, then the earliest.
         sticky: Later successes do not take it back (a lost GPU, a dead context).
         boot_only: Such a thing ends a boot, never an engine that serves, whatever was printed before it.
         clean: For `exit`: an end with status 0.
