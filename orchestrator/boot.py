@@ -27,6 +27,7 @@ from orchestrator.box import caches, facts
 from orchestrator.box.engines import Engine, Launch
 from orchestrator.box.services import Service, UnitFacts, UnitState
 from orchestrator.box.transports import Transport
+from orchestrator.box.unit import COMMAND_S
 from orchestrator.errors import BoxError
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Classifier
@@ -52,6 +53,7 @@ STATE_EVERY_S = 1.0
 GRACE_S = 15.0
 DISTURBED_TRIALS = 3
 SETTLING_BOOTS = 2
+SETTLED = ".coldboot-settled"
 GPU_IDLE_SLACK_MIB = 64
 
 
@@ -163,6 +165,7 @@ class _Boot:
         self.watch: Watch | None = None
         self.identity: UnitState | None = None
         self.proof: str | None = None
+        self.settling = False
         self.target: load.Target | None = None
         self.gpus: facts.GpuState | None = None
 
@@ -176,6 +179,7 @@ class _Boot:
         steps: tuple[tuple[StepName, Callable[[], _Work]], ...] = (
             ("clean_slate", self.clean_slate),
             ("cold", self.cold),
+            *((("settle", self.settle),) if self.planned.cache == "warm" else ()),
             ("render", self.render),
             ("start", self.start),
             ("ready", self.ready),
@@ -394,18 +398,40 @@ class _Boot:
         self.rig.service.install(self.launch)
         return _Done()
 
-    def start(self) -> _Work:
+    def settle(self) -> _Work:
+        """Two unmeasured boots that fill this variant's own caches: cold, second and settled are three states.
+
+        The second boot still compiles kernels that the first one left elsewhere; from the third on nothing is
+        compiled. A variant that dies here cannot be warm, and that is its answer.
+        """
+        assert self.roots is not None
+        mark = f"{self.roots.root}/{SETTLED}"
+        user = self.rig.unit.user
+        if self.rig.transport.run(("test", "-e", mark), timeout_s=COMMAND_S, check=False, as_user=user).status == 0:
+            return _Done("settled by an earlier boot", skipped=True)
+        seconds = []
+        self.settling = True
+        for number in range(1, SETTLING_BOOTS + 1):
+            begun = time.monotonic()
+            self.rig.service.install(self.launch)
+            yield from self.start(f"journal-settle-{number}.jsonl")
+            for work in (self.ready, self.first_request, self.headroom):
+                yield from work()
+            self.halt(polite=True)
+            seconds.append(round(time.monotonic() - begun, 3))
+        self.settling = False
+        self.rig.transport.run(("touch", mark), timeout_s=COMMAND_S, as_user=user)
+        return _Done(facts={"settling_boots_s": seconds})
+
+    def start(self, journal: str = "journal.jsonl") -> _Work:
         """The journal's place is taken before the unit starts, so that no line is missed."""
         yield from ()
         service = self.rig.service
         stream = service.follow(service.cursor())
         self.watch = Watch(
-            stream,
-            Classifier(unit=self.rig.unit.name),
-            self.folder / "journal.jsonl",
-            self.rig.engine.logger_tokens_per_s,
+            stream, Classifier(unit=self.rig.unit.name), self.folder / journal, self.rig.engine.logger_tokens_per_s
         )
-        self.watch.__enter__()
+        self.watch.begin()
         service.start()
         self.identity = service.state()
         return _Done(
@@ -436,6 +462,8 @@ class _Boot:
         self.proof = self.rig.engine.cache_proof(timeline, self.launch)
         if self.planned.cache == "cold" and self.proof in ("loaded", "mixed"):
             raise _Ending("disturbed", f"not cold: the engine's log says {self.proof} instead of compiled")
+        if self.planned.cache == "warm" and not self.settling and self.proof in ("compiled", "mixed"):
+            raise _Ending("disturbed", f"not warm: the engine's log says {self.proof} instead of loaded")
         return _Done(facts={"cache_proof": self.proof, "timeline": timeline.model_dump(mode="json", exclude_none=True)})
 
     def check_command(self) -> None:
@@ -584,25 +612,32 @@ class _Boot:
         (self.folder / name).write_bytes(b"".join(lines))
 
     def stop(self, *, polite: bool) -> _Work:
-        """Stops the unit: politely when it serves, by killing its cgroup when the boot is over or it still boots."""
+        """Stops the unit, notes how the memory drains, and takes this boot's caches away."""
         yield from ()
-        if self.watch is not None:
-            self.watch.mark("stop_requested")
+        found = self.halt(polite=polite)
+        if self.roots is not None:
+            self.roots.remove()
+        return _Done(facts=found)
+
+    def halt(self, *, polite: bool) -> dict[str, Any]:
+        """Ends the engine: politely when it serves, by killing its cgroup when the boot is over or it still boots."""
         found: dict[str, Any] = {"polite": polite}
+        watch = self.watch
+        if watch is not None:
+            watch.mark("stop_requested")
         try:
-            if self.identity is not None or self.watch is not None:
+            if watch is not None or self.identity is not None:
                 with self.engine_time():
                     begun = time.monotonic()
                     self.rig.service.stop(kill=not polite, deadline_s=self.rig.deadlines.stop_s)
                     found["exit_s"] = round(time.monotonic() - begun, 4)
                     found |= self.memory_drain()
         finally:
-            if self.watch is not None:
-                self.watch.settle(quiet_s=0.05, deadline_s=0.5)
-                self.watch.__exit__(None, None, None)
-        if self.roots is not None:
-            self.roots.remove()
-        return _Done(facts=found)
+            if watch is not None:
+                watch.settle(quiet_s=0.05, deadline_s=0.5)
+                watch.close()
+            self.identity = None
+        return found
 
     def memory_drain(self) -> dict[str, Any]:
         """Seconds until the GPUs are back at the idle level; empty without GPUs."""

@@ -23,7 +23,7 @@ import httpx
 
 from orchestrator import __version__, load
 from orchestrator.boot import Rig, cycle
-from orchestrator.box import lock
+from orchestrator.box import caches, lock
 from orchestrator.box.engines import Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
@@ -329,6 +329,7 @@ def restore(walk: _Walk) -> None:
             deadlines = walk.design.matrix.effective_deadlines()
             prove_back(site.service, site.production, site.own, site.transport, deadlines)
         site.service.disarm()
+        caches.sweep(site.transport, site.unit, root=walk.design.box.cache_root)
     except BoxError as error:
         raise RestoreFailed(
             f"{site.unit.name} may not be as it was: {error.what}",

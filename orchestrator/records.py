@@ -22,6 +22,7 @@ Outcome = Literal["startup_failure", "fatal", "benign"]
 StepName = Literal[
     "clean_slate",
     "cold",
+    "settle",
     "render",
     "start",
     "ready",
@@ -34,6 +35,7 @@ StepName = Literal[
 STEPS: tuple[StepName, ...] = (
     "clean_slate",
     "cold",
+    "settle",
     "render",
     "start",
     "ready",

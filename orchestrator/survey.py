@@ -16,7 +16,7 @@ from orchestrator.box import facts, unitfile
 from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
 from orchestrator.box.services import Service, UnitFacts, make_service
 from orchestrator.box.transports import Transport, connect
-from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError
+from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError, UsageError
 from orchestrator.ledger import read
 from orchestrator.matrix import BoxSpec, Matrix, Variant, differences, load_matrix, select
 from orchestrator.plan import (
@@ -109,6 +109,11 @@ def prepare(options: Options) -> Design:
         experiment=options.experiment,
         seed=options.seed,
     )
+    if "clear" in matrix.cache:
+        raise UsageError(
+            "cache: clear is not offered yet",
+            hint="cache: cold boots from empty caches of its own and leaves production's alone",
+        )
     only = tuple(variant.name for variant in select(matrix, options.only or None).variants)
     folder = experiment_folder(options.out, matrix, new=options.new)
     if not (folder / PLAN_FILE).exists():

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Literal, Protocol, Self
+from typing import BinaryIO, Literal, Protocol
 
 import orjson
 
@@ -53,7 +52,7 @@ def to_journal_line(entry: JournalEntry) -> bytes:
 
 
 class Watch:
-    """Follows one boot. Use as a context manager; after it, `answer()` speaks of everything that was seen."""
+    """Follows one boot from `begin` to `close`; after it, `answer()` speaks of everything that was seen."""
 
     def __init__(
         self,
@@ -76,13 +75,12 @@ class Watch:
         self.broken: BoxError | None = None
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Starts to follow."""
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stops following; what was seen stays."""
         self._stream.close()
         self._thread.join(timeout=5)
 
@@ -135,12 +133,14 @@ class Watch:
             return tuple(self._samples)
 
     def _follow(self) -> None:
-        with self._sink.open("ab", buffering=0) as sink:
-            try:
+        try:
+            with self._sink.open("ab", buffering=0) as sink:
                 for entry in self._stream:
                     self._take(entry, sink)
-            except BoxError as error:
-                self.broken = error
+        except BoxError as error:
+            self.broken = error
+        except OSError as error:
+            self.broken = BoxError(f"{self._sink}: {error.strerror}", hint="make room where the artifacts are kept")
         with self._progress:
             self._progress.notify_all()
 
