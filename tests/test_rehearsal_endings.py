@@ -256,6 +256,21 @@ def test_a_killed_engine_cuts_streams_with_an_error_and_the_server_exits_0(box):
     assert not engine.has("[shutdown] API server: shutdown triggered")
 
 
+def test_a_killed_worker_takes_the_engine_with_it(box):
+    with box.start(*spec(1)) as engine:
+        engine.ready()
+        worker = int(re.search(r"\(Worker_TP1 pid=(\d+)\)", engine.out).group(1))
+        with stream(engine) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker, signal.SIGKILL)
+            assert DEAD in read_on(lines)[-2]
+        assert engine.wait() == 0
+    errors = [message for message in engine.messages() if " ERROR " in message]
+    assert errors[0].endswith("Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor.")
+    assert any(error.endswith("RuntimeError: cancelled") for error in errors)
+
+
 def test_health_says_200_for_a_moment_after_the_death_then_503_and_the_idle_server_ends_by_its_watchdog(tmp_path):
     names = (
         "import_api",

@@ -77,6 +77,14 @@ class Terminated(Exception):
     """SIGTERM while booting."""
 
 
+class WorkerGone(Exception):
+    """A worker process has ended while serving."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.pid = pid
+
+
 def spawn(setup: Setup, listener: socket.socket) -> EngineHandle:
     """Forks EngineCore.
 
@@ -139,7 +147,7 @@ def _spawn_workers(ranks: int, wire: Wire) -> list[int]:
         if pid == 0:
             os.close(write_end)
             wire.socket.close()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # they end with EngineCore, which closes the pipe
             name_process(f"VLLM::Worker_TP{rank}")
             os.read(read_end, 1)
             os._exit(0)
@@ -172,6 +180,7 @@ class Engine:
     def serve(self) -> None:
         """Serves until told to stop, or until orphaned for long enough."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, self._on_sigchld)
         self.wire.send({"ready": self._facts()})
         clock = time.monotonic()
         try:
@@ -186,6 +195,8 @@ class Engine:
             self._orphan()
         except Terminated:
             self._stopped()
+        except WorkerGone as gone:
+            self._worker_died(gone.pid)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -198,7 +209,14 @@ class Engine:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
+    def _on_sigchld(self, _signal: int, _frame: FrameType | None) -> None:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            raise WorkerGone(pid)
+
     def _stopped(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         log, count = self.log, len(self.running) + len(self.waiting)
         log.at_info("core.py:1313", "[shutdown] EngineCore: trigger received signal=SIGTERM")
         log.at_info("core.py:1432", "[shutdown] EngineCore: start mode=abort timeout=0s")
@@ -408,8 +426,22 @@ class Engine:
 
     # --- death --------------------------------------------------------------------------------------------------
 
+    def _worker_died(self, pid: int) -> NoReturn:
+        """A worker was killed: the executor gives up, and the engine with it."""
+        rank = next(number for number, log in enumerate(self.starter.ranks) if f"pid={pid})" in log.prefix)
+        count = len(self.starter.ranks) - 1
+        self.log.at_error(
+            "multiproc_executor.py:284",
+            f"Worker proc VllmWorker-{rank} died unexpectedly (exit code: None), shutting down executor.",
+        )
+        self.log.at_info("multiproc_executor.py:429", f"[shutdown] Executor: waiting for worker exit count={count}")
+        self.log.at_info("multiproc_executor.py:436", "[shutdown] Executor: all workers exited gracefully")
+        if self.running:
+            self._give_up(logs.traceback("run.core", "run.worker.gone", error="RuntimeError: cancelled"))
+        self._give_up(logs.traceback("run.core", error="RuntimeError: Executor failed."), dump=False)
+
     def _die(self, worker: tuple[str, ...], error: str, short: str) -> NoReturn:
-        """The engine's end at run time: dumps, traceback, and a last word to the API server."""
+        """The engine's end at run time by an error in its model."""
         caches = self.booted.caches
         names = {"root": str(caches.root), "aot": caches.aot_hash}
         if self.settings.tensor_parallel_size > 1:
@@ -420,6 +452,18 @@ class Engine:
             lines = logs.traceback("run.core", "run.multiproc", error=last, **names)
         else:
             lines = logs.traceback("run.core", "run.uniproc", *worker, error=error, **names)
+        self._give_up(lines)
+
+    def _give_up(self, lines: list[str], *, dump: bool = True) -> NoReturn:
+        """Dumps, traceback, and a last word to the API server."""
+        if dump:
+            self._dump()
+        self.log.at_error("core.py:1332", "\n".join(["EngineCore encountered a fatal error.", *lines]))
+        self.log.raw(["Process EngineCore:", *logs.frames("process"), *lines[1:]])
+        self.wire.send({"dead": True})
+        os._exit(1)
+
+    def _dump(self) -> None:
         version = self.personality.engine_version
         config = self.starter.config_text()
         self.log.at_error(
@@ -432,10 +476,6 @@ class Engine:
             f"Dumping scheduler stats: SchedulerStats(num_running_reqs={running}, num_waiting_reqs={waiting}, "
             f"step_counter=0, current_wave=0, kv_cache_usage={usage}, spec_decoding_stats=None)",
         )
-        self.log.at_error("core.py:1332", "\n".join(["EngineCore encountered a fatal error.", *lines]))
-        self.log.raw(["Process EngineCore:", *logs.frames("process"), *lines[1:]])
-        self.wire.send({"dead": True})
-        os._exit(1)
 
     def _scheduled(self) -> str:
         new = ",".join(
