@@ -23,8 +23,8 @@ from rich.console import Console
 
 from orchestrator import campaign, journal, report, survey, verdict
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
-from orchestrator.gate import judge_production
-from orchestrator.ledger import BOOTS, read
+from orchestrator.gate import gate as judge_gate
+from orchestrator.ledger import BOOTS, RECORDS, read
 from orchestrator.matrix import duration, find_experiment, parse_boots
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
 from orchestrator.progress import PlainListener, make_listener
@@ -104,6 +104,12 @@ def _names(text: str | None) -> tuple[str, ...]:
 def _series(folder: Path) -> Series:
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
     return verdict.series_from_records(read(folder), plan=plan)
+
+
+def _ledger_folder(folder: Path) -> Path:
+    if not (folder / RECORDS).exists():
+        raise UsageError(f"--baseline: there is no {RECORDS} in {folder}", hint="a folder such as artifacts/gwen")
+    return folder
 
 
 def _print_verdicts(verdicts: Verdicts) -> None:
@@ -206,12 +212,26 @@ def report_(
     return OK
 
 
-@task(help={"experiment": "its name (default: the newest)", "out": "where experiments are kept"})
+@task(
+    help={
+        "experiment": "its name (default: the newest)",
+        "out": "where experiments are kept",
+        "baseline": "the folder of an experiment that was good: no regression against its boots",
+        "claim": "as 'spec-1 >= 1.5x no-spec at 1'",
+    }
+)
 @command(unexpected=USAGE)
-def gate(_context: Context, experiment: str | None = None, out: str = DEFAULT_OUT) -> int:
-    """Judge production for CI: 0 pass, 5 fail, 2 undecided."""
-    verdicts = verdict.judge(_series(find_experiment(Path(out), experiment)))
-    code, sentence = judge_production(verdicts)
+def gate(
+    _context: Context,
+    experiment: str | None = None,
+    out: str = DEFAULT_OUT,
+    baseline: str | None = None,
+    claim: str | None = None,
+) -> int:
+    """For CI: 0 pass, 5 fail, 2 undecided. Judges production, or a claim, or sets of boots against a baseline."""
+    series = _series(find_experiment(Path(out), experiment))
+    before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
+    code, sentence = judge_gate(series, baseline=before, claim=claim)
     print(sentence)
     return code
 

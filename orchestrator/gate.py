@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from orchestrator import verdict
 from orchestrator.errors import FAIL, OK, UNDECIDED
-from orchestrator.records import Verdicts
+from orchestrator.records import Series, Verdicts
+
+_CODES: Mapping[str, int] = {"PASS": OK, "FAIL": FAIL, "UNDECIDED": UNDECIDED}
+
+
+def gate(series: Series, *, baseline: Series | None = None, claim: str | None = None) -> tuple[int, str]:
+    """Exit code and sentence: on a claim, on a baseline, on both (the worse counts), or else on production.
+
+    Raises:
+        UsageError: a claim that is none, or series that cannot be compared.
+    """
+    found = []
+    if claim is not None:
+        found.append(verdict.check_claim(series, claim))
+    if baseline is not None:
+        found.append(verdict.compare_baseline(series, baseline))
+    if not found:
+        return judge_production(verdict.judge(series))
+    stamp = "REHEARSAL: " if series.rehearsal else ""
+    # A failure counts before what is undecided, and that before a pass.
+    code = max((_CODES[one.answer] for one in found), key=(OK, UNDECIDED, FAIL).index)
+    return code, "\n".join(f"{stamp}{one.answer}: {one.sentence}" for one in found)
 
 
 def judge_production(verdicts: Verdicts) -> tuple[int, str]:
