@@ -271,7 +271,9 @@ class Answer:
             encoded = text.encode("utf-8", "replace")
             self.chunk_at.append(at_s)
             self.parts.append(encoded)
-            if self._tries < 3:  # a server whose chunks differ in more than their text is parsed, not learned
+            # Not from the first one, whose time is the TTFT of others too; and not for ever: a server whose chunks
+            # differ in more than their text is parsed.
+            if len(self.parts) > 1 and self._tries < 3:
                 self._tries += 1
                 self._learn(payload, encoded)
 
