@@ -271,6 +271,21 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def test_a_hundred_boots_become_one_bar_a_variant(made):
+    rounds = [
+        one.model_copy(update={"boot": f"{one.boot}.{number}"}) if hasattr(one, "boot") else one
+        for number in range(7)
+        for one in made.records
+    ]
+    boots = tuple(
+        boot.model_copy(update={"boot": f"{boot.boot}.{number}"}) for number in range(7) for boot in made.series.boots
+    )
+    many = report.build_view(rounds, made.series.model_copy(update={"boots": boots}), made.verdicts, None)
+    few, crowded = (figures.FIGURES["timeline"](one)[0] for one in (made.view(), many))
+    assert (few.title, crowded.title) == ("steps of each boot", "steps of the median boot")
+    assert (few.height, crowded.height) == (pytest.approx(1.4 + 0.21 * 16), pytest.approx(1.4 + 0.21 * 5))
+
+
 def test_each_chart_has_its_data_and_a_sentence_beside_it(view):
     for section in view.sections:
         if section.figure is not None:

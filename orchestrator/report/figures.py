@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -24,6 +25,7 @@ from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
 NAME_LIMIT = 22
+MOST_BARS = 60
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 
@@ -132,19 +134,17 @@ def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellVie
             fontsize=7.5,
             color=ink.warn,
         )
-    for point in spots:
-        fill = "none" if refuted else paint
-        ax.plot(
-            [point.value or 0.0],
-            [row + offset[point.boot]],
-            marker=shape,
-            markersize=5.5,
-            markerfacecolor=fill,
-            markeredgecolor=paint,
-            markeredgewidth=1.3,
-            linestyle="none",
-            zorder=3,
-        )
+    ax.plot(
+        [point.value or 0.0 for point in spots],
+        [row + offset[point.boot] for point in spots],
+        marker=shape,
+        markersize=5.5,
+        markerfacecolor="none" if refuted else paint,
+        markeredgecolor=paint,
+        markeredgewidth=1.3,
+        linestyle="none",
+        zorder=3,
+    )
     lost = [point for point in cell.points if point.status in ("died", "failed")]
     if lost:
         word = "died" if all(point.status == "died" for point in lost) else "failed"
@@ -199,7 +199,7 @@ def _throughput(view: View) -> list[Panel]:
         def draw(ax: Axes, ink: Ink, cells: list[tuple[VariantView, list[CellView]]] = cells) -> None:
             _draw_throughput(ax, ink, cells, view.concurrency)
 
-        panels.append(Panel(cache if len(caches) > 1 else "", 5.0, 3.7, draw))
+        panels.append(Panel(cache if len(caches) > 1 else "", 4.5, 3.5, draw))
     return panels
 
 
@@ -326,46 +326,81 @@ PHASE_GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of several parts, seconds each, and what stands behind it; `bad` says that it tells of a failure."""
+
+    label: str
+    parts: tuple[float, ...]
+    said: str = ""
+    bad: bool = False
+
+
 def _timeline(view: View) -> list[Panel]:
     shown = [boot for boot in view.boots if boot.steps]
-    if not shown:
-        return []
     phased = [boot for boot in shown if boot.answer is not None and boot.answer.timeline is not None]
-
-    def draw_phases(ax: Axes, ink: Ink) -> None:
-        for row, boot in enumerate(phased):
-            timeline = boot.answer.timeline if boot.answer is not None else None
-            spent = [sum(getattr(timeline, name) or 0.0 for name in names) for names in PHASE_GROUPS.values()]
-            end = _stack(ax, ink, row, spent)
-            if timeline is not None:
-                ax.text(end, row, f" {timeline.compile_state}", va="center", fontsize=7, color=ink.muted, zorder=3)
-        _dress_bars(ax, ink, phased, tuple(PHASE_GROUPS))
-        ax.set_xlabel("seconds, from the engine's own lines")
-
-    def draw_steps(ax: Axes, ink: Ink) -> None:
-        for row, boot in enumerate(shown):
-            spent = boot_room.step_seconds(boot)
-            end = _stack(ax, ink, row, [sum(spent.get(name, 0.0) for name in names) for names in GROUPS.values()])
-            if boot.outcome != "completed":
-                step = boot.ended.step if boot.ended is not None else None
-                said = f" ✕ {boot.outcome}{f' at {step}' if step else ''}"
-                ax.text(end, row, said, va="center", fontsize=7, color=ink.warn, zorder=3)
-        _dress_bars(ax, ink, shown, tuple(GROUPS))
-        ax.set_xlabel("seconds since the boot began")
-
-    panels = [Panel("steps of each boot", 4.6, 1.4 + 0.21 * len(shown), draw_steps)]
-    if phased:
-        panels.append(Panel("start-up phases, compiled or loaded", 4.6, 1.4 + 0.21 * len(phased), draw_phases))
-    return panels
+    panels = (
+        _bars("steps", "seconds since the boot began", shown, GROUPS, _step_bar),
+        _bars("start-up phases", "seconds, from the engine's own lines", phased, PHASE_GROUPS, _phase_bar),
+    )
+    return [panel for panel in panels if panel is not None]
 
 
-def _stack(ax: Axes, ink: Ink, row: int, spent: Sequence[float]) -> float:
-    """One bar of several parts, told apart by colour and hatching; returns where it ends."""
-    left = 0.0
-    for place, width in enumerate(spent):
+def _step_bar(boot: BootView) -> Bar:
+    spent = boot_room.step_seconds(boot)
+    parts = tuple(sum(spent.get(name, 0.0) for name in names) for names in GROUPS.values())
+    if boot.outcome == "completed":
+        return Bar(boot.name, parts)
+    step = boot.ended.step if boot.ended is not None else None
+    return Bar(boot.name, parts, f"✕ {boot.outcome}{f' at {step}' if step else ''}", bad=True)
+
+
+def _phase_bar(boot: BootView) -> Bar:
+    timeline = boot.answer.timeline if boot.answer is not None else None
+    parts = tuple(sum(getattr(timeline, name) or 0.0 for name in names) for names in PHASE_GROUPS.values())
+    return Bar(boot.name, parts, timeline.compile_state if timeline is not None else "")
+
+
+def _bars(
+    title: str, axis: str, boots: Sequence[BootView], groups: Mapping[str, object], read: Callable[[BootView], Bar]
+) -> Panel | None:
+    if not boots:
+        return None
+    if len(boots) <= MOST_BARS:
+        bars, what = [read(boot) for boot in boots], "of each boot"
+    else:
+        bars, what = _medians(boots, read), "of the median boot"
+
+    def draw(ax: Axes, ink: Ink) -> None:
+        for row, (bar, end) in enumerate(zip(bars, _stack(ax, ink, bars), strict=True)):
+            paint = ink.warn if bar.bad else ink.muted
+            if bar.said:
+                ax.text(end, row, f" {bar.said}", va="center", fontsize=7, color=paint, zorder=3)
+        _dress_bars(ax, ink, [bar.label for bar in bars], tuple(groups))
+        ax.set_xlabel(axis)
+
+    return Panel(f"{title} {what}", 4.6, 1.4 + 0.21 * len(bars), draw)
+
+
+def _medians(boots: Sequence[BootView], read: Callable[[BootView], Bar]) -> list[Bar]:
+    """One bar a variant, each part the median over its boots: more bars than anyone would read become few."""
+    by_variant: dict[str, list[Bar]] = defaultdict(list)
+    for boot in boots:
+        if boot.counted:
+            by_variant[boot.variant].append(read(boot))
+    return [
+        Bar(variant, tuple(median(values) for values in zip(*(bar.parts for bar in bars), strict=True)))
+        for variant, bars in by_variant.items()
+    ]
+
+
+def _stack(ax: Axes, ink: Ink, bars: Sequence[Bar]) -> list[float]:
+    """Bars of several parts, told apart by colour and hatching; returns where each ends."""
+    left = [0.0] * len(bars)
+    for place, widths in enumerate(zip(*(bar.parts for bar in bars), strict=True)):
         ax.barh(
-            row,
-            width,
+            range(len(bars)),
+            widths,
             left=left,
             height=0.7,
             color=ink.series[place],
@@ -374,13 +409,13 @@ def _stack(ax: Axes, ink: Ink, row: int, spent: Sequence[float]) -> float:
             linewidth=0.4,
             zorder=2,
         )
-        left += width
+        left = [start + width for start, width in zip(left, widths, strict=True)]
     return left
 
 
-def _dress_bars(ax: Axes, ink: Ink, boots: Sequence[BootView], names: Sequence[str]) -> None:
-    ax.set_yticks(range(len(boots)), [name_shown(boot.name) for boot in boots], color=ink.text, fontsize=7.5)
-    ax.set_ylim(len(boots) - 0.4, -0.6)
+def _dress_bars(ax: Axes, ink: Ink, labels: Sequence[str], names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(labels)), [name_shown(label) for label in labels], color=ink.text, fontsize=7.5)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
     # Room on the right for what stands behind the bars.
     ax.set_xlim(0, (ax.dataLim.x1 or 1.0) * 1.22)
     ax.tick_params(axis="y", length=0)
@@ -390,7 +425,7 @@ def _dress_bars(ax: Axes, ink: Ink, boots: Sequence[BootView], names: Sequence[s
         for place, name in enumerate(names)
     ]
     # Points, not shares of the axes: the number of boots makes the axes higher, and the label stays where it is.
-    drop = 30 / (72 * (0.4 + 0.21 * len(boots)))
+    drop = 30 / (72 * (0.4 + 0.21 * len(labels)))
     ax.legend(
         handles=handles,
         loc="upper center",
@@ -450,7 +485,7 @@ def _rulers(view: View) -> list[Panel]:
         ]
         _legend(ax, ink, handles)
 
-    return [Panel("", 5.0, 1.6 + 0.5 * len(present), draw)]
+    return [Panel("", 4.5, 1.6 + 0.5 * len(present), draw)]
 
 
 def _order(view: View) -> list[Panel]:
@@ -480,7 +515,7 @@ def _order(view: View) -> list[Panel]:
         ax.set_ylabel("difference from the cell's centre")
         _legend(ax, ink, handles)
 
-    return [Panel("", 5.0, 3.1, draw)]
+    return [Panel("", 4.5, 3.0, draw)]
 
 
 FIGURES: Mapping[FigureName, Callable[[View], list[Panel]]] = {
