@@ -17,6 +17,7 @@ import pytest
 from rehearsal_engine import LINE, Box, free_port, spec, wait_until
 
 SCALE = "COLDBOOT_REHEARSAL_TIME_SCALE"
+SOON = "[boot]\nimport_api_s = 0.0\ninspect_s = 0.0\nimport_engine_s = 0.0\n"  # the engine is there at once
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -95,7 +96,7 @@ def test_a_port_where_somebody_listens_ends_with_1_before_the_engine(box):
 
 
 def test_of_two_on_one_port_the_second_dies_after_its_whole_boot(box):
-    box.personality("[boot]\nimport_api_s = 0.0\ninspect_s = 0.0\n")  # both bind at once
+    box.personality(SOON)  # both bind at once
     port, slow, slower = free_port(), {SCALE: "0.01"}, {SCALE: "0.03"}
     with box.start(port=port, **slow) as first, box.start(port=port, **slower) as second:
         first.ready()
@@ -105,8 +106,7 @@ def test_of_two_on_one_port_the_second_dies_after_its_whole_boot(box):
 
 
 def test_a_killed_engine_ends_the_boot_with_1(tmp_path):
-    box = Box(tmp_path, scale=0.1)
-    with box.start() as engine:
+    with Box(tmp_path, scale=0.1, personality=SOON).start() as engine:
         engine.wait_for("Using V2 Model Runner")
         os.kill(engine.engine_pid(), signal.SIGKILL)
         assert engine.wait() == 1
@@ -386,7 +386,7 @@ def test_with_a_shutdown_timeout_open_requests_finish_first(box):
 
 
 def test_a_stop_signal_to_the_booting_server_alone_is_swallowed(tmp_path):
-    with Box(tmp_path, scale=0.02).start() as engine:
+    with Box(tmp_path, scale=0.02, personality=SOON).start() as engine:
         engine.wait_for("Using V2 Model Runner")
         engine.signal(signal.SIGTERM)
         assert engine.ready().complete().status_code == 200
@@ -394,7 +394,7 @@ def test_a_stop_signal_to_the_booting_server_alone_is_swallowed(tmp_path):
 
 
 def test_a_stop_signal_to_the_booting_group_leaves_a_server_that_waits_for_nothing(tmp_path):
-    with Box(tmp_path, scale=0.1).start() as engine:
+    with Box(tmp_path, scale=0.1, personality=SOON).start() as engine:
         engine.wait_for("Using V2 Model Runner")
         os.killpg(engine.process.pid, signal.SIGTERM)
         engine.wait_for("KeyboardInterrupt: terminated")
