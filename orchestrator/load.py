@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _POLL_S = 0.02
+_SIZING_S = 5.0  # at most so long for asking /tokenize
 
 
 def _go_on() -> str | None:
@@ -73,8 +74,14 @@ def run_trial(
 
     async def main() -> TrialResult:
         began_s = time.monotonic()
-        measured = scale or await _scale(target, spec.endpoint, began_s + min(deadline_s, 5.0))
-        trial = Trial(target, spec, concurrency, seed=seed, scale=measured, own=prompts)
+        measured = [scale or Scale()]
+
+        async def size() -> None:
+            measured.append(await _scale(target, spec.endpoint, began_s + min(deadline_s, _SIZING_S)))
+
+        if scale is None:
+            await _cancellable(size(), cancelled)
+        trial = Trial(target, spec, concurrency, seed=seed, scale=measured[-1], own=prompts)
         return await trial.run(cancelled, deadline_s - (time.monotonic() - began_s))
 
     return http.run(main())
