@@ -17,7 +17,9 @@ from orchestrator.box.unitfile import (
     quote_env,
     quote_env_file,
     quote_exec,
+    quote_words,
     specify,
+    split_variable,
     unit_specifiers,
     words,
 )
@@ -223,6 +225,17 @@ def test_what_we_write_as_environment_reads_back_unchanged(env):
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), ENV_TEXT, max_size=5))
 def test_what_we_write_into_an_environment_file_reads_back_unchanged(env):
     assert parse_environment_file("\n".join(quote_env_file(name, value) for name, value in env.items())) == env
+
+
+@given(st.lists(TEXT, max_size=6))
+def test_arguments_in_a_variable_are_split_into_what_they_were(arguments):
+    assert split_variable(quote_words(arguments)) == tuple(arguments)
+    made = unit("ExecStart=/a $ARGS")
+    assert exec_argv(made, ROOT, {"ARGS": quote_words(arguments)}) == ("/a", *arguments)
+
+
+def test_in_a_variable_a_backslash_is_no_c_escape():
+    assert split_variable(r"a\nb 'c\' d' " + r'"e\\\""') == ("anb", "c' d", 'e\\"')
 
 
 def test_a_plain_word_stays_plain_and_json_stays_readable():

@@ -3,6 +3,10 @@
 What the user wrote is never edited: our drop-in lies below /run, is named so that it sorts after `override.conf` (which
 is what `systemctl edit` makes), and is gone after a reboot. What is needed of root is a short list of exact commands
 (`sudo_lines`); everything that only reads runs as the login. One method is one round trip to the box.
+
+A daemon-reload takes systemd some tenths of a second, for every boot. So the drop-in stays the same from boot to boot:
+it names the program and takes arguments and environment from a file of ours beside it, which systemd reads at each
+start. It is written and reloaded anew only when it differs.
 """
 
 from __future__ import annotations
@@ -29,13 +33,14 @@ from orchestrator.box.unit import (
     UnitState,
     together,
 )
-from orchestrator.errors import BoxError, CommandTimeout, RestoreFailed, UsageError
+from orchestrator.errors import BoxError, CommandFailed, CommandTimeout, RestoreFailed, UsageError
 from orchestrator.journal import entries
 from orchestrator.matrix import BoxSpec
 from orchestrator.records import JournalEntry, ProductionState
 
 DROP_IN = "zz-coldboot.conf"
 _ENV_FILE = "zz-coldboot.env"
+_ARGS = "COLDBOOT_ARGS"
 _PART = "\x1e"
 _RUNNING = ("active", "activating", "reloading", "refreshing")
 _TYPES = ("simple", "exec", "notify", "notify-reload", "idle")
@@ -77,12 +82,13 @@ done
 exit 0
 """
 _EFFECTIVE = r"""
-unit=$1 cut=$2; shift 2
+unit=$1 cut=$2 file=$3; shift 3
 pid=$("$@" show -p MainPID --value -- "$unit") || exit 1
 [ "${pid:-0}" != 0 ] || exit 0
 cat "/proc/$pid/cmdline" 2>/dev/null; printf %s "$cut"
 if [ -r "/proc/$pid/environ" ] && cat "/proc/$pid/environ" 2>/dev/null; then exit 0; fi
-printf %s "$cut"; "$@" show -p Environment --value -- "$unit"
+printf %s "$cut"; "$@" show -p Environment --value -- "$unit"; printf %s "$cut"; cat -- "$file" 2>/dev/null
+exit 0
 """
 _LOOK = r"""
 unit=$1 drop_in=$2; shift 2
@@ -107,6 +113,8 @@ class SystemdService:
         self._facts: UnitFacts | None = None
         self._launch: Launch | None = None
         self._writable: str | None = None
+        self._loaded: str | None = None
+        self._armed = False
 
     # --- where -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +140,7 @@ class SystemdService:
 
     @property
     def _dead_man(self) -> DeadMan:
-        ours = (self.drop_in, f"{self._directory}/{_ENV_FILE}")
+        ours = (self.drop_in, self._env_file)
         run = f"{self._runtime}/coldboot/{self.name}"
         return DeadMan(self.name, self._user, self._base, run, self.drop_in, ours)
 
@@ -304,10 +312,12 @@ class SystemdService:
         return tuple(sorted(int(word) for word in self._sh(_PIDS, self.name, *self._ctl).split()))
 
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """See `Service.effective`. Where /proc/PID/environ may not be read, systemd's `Environment=` stands for it."""
+        """See `Service.effective`. Where /proc/PID/environ may not be read, what systemd was told stands for it."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this
-        cmdline, environ, shown = [*self._sh(_EFFECTIVE, self.name, cut, *self._ctl).split(cut), "", ""][:3]
-        env = read_environ(environ) or read_environ("\0".join(unitfile.words(shown.strip())))
+        said = self._sh(_EFFECTIVE, self.name, cut, self._env_file, *self._ctl)
+        cmdline, environ, shown, ours = [*said.split(cut), "", "", ""][:4]
+        told = read_environ("\0".join(unitfile.words(shown.strip()))) | unitfile.parse_environment_file(ours)
+        env = read_environ(environ) or told
         known = [each.argv for each in (self._launch, self._facts) if each is not None]
         argv = read_argv(cmdline, ())
         return next((each for each in known if read_argv(cmdline, each) == each), argv), env
@@ -316,14 +326,16 @@ class SystemdService:
 
     def drop_in_text(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> str:
         """Our drop-in for one launch. Raises UsageError for what systemd would not take."""
-        env = () if self._env_file_needed else tuple(launch.env.items())
+        program, *arguments = launch.argv
+        by_file = unitfile.is_env_value("".join(arguments))
+        command = unitfile.quote_exec((program,)) + f" ${_ARGS}" if by_file else unitfile.quote_exec(launch.argv)
         lines = (
-            "# Written by coldboot for one boot. Gone after a reboot; `invoke restore` takes it away.",
+            "# Written by coldboot. Gone after a reboot; `invoke restore` takes it away.",
             "[Unit]",
             "StartLimitIntervalSec=0",
             "[Service]",
             "ExecStart=",
-            f"ExecStart={unitfile.quote_exec(launch.argv)}",
+            f"ExecStart={command}",
             "Restart=no",
             "KillMode=control-group",
             "SendSIGKILL=yes",
@@ -332,29 +344,36 @@ class SystemdService:
             "StandardOutput=journal",
             "StandardError=journal",
             "LogRateLimitIntervalSec=0",
-            *(f"Environment={unitfile.quote_env(name, value)}" for name, value in env),
-            *((f"EnvironmentFile={self._directory}/{_ENV_FILE}",) if self._env_file_needed else ()),
+            f"EnvironmentFile={self._env_file}",
             *(f"UnsetEnvironment={name}" for name in launch.unset_env),
             *((f"ReadWritePaths=-{unitfile.quote_path(self._writable)}",) if self._writable else ()),
         )
         return "\n".join(lines) + "\n"
 
     @property
-    def _env_file_needed(self) -> bool:
-        """Production's `EnvironmentFile=` would override `Environment=`, so ours must be a file too."""
-        return self._facts is not None and bool(self._facts.environment_files)
+    def _env_file(self) -> str:
+        """Path of the file with arguments and environment. It prevails over production's, in files or not."""
+        return f"{self._directory}/{_ENV_FILE}"
+
+    def _env_text(self, launch: Launch, drop_in: str) -> str:
+        env = dict(launch.env)
+        if f"${_ARGS}\n" in drop_in:
+            env[_ARGS] = unitfile.quote_words(launch.argv[1:])
+        return "".join(f"{unitfile.quote_env_file(*pair)}\n" for pair in env.items())
 
     def install_actions(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> tuple[Action, ...]:
         """See `Service.install_actions`."""
         text = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
-        actions = [
+        given = self._env_text(launch, text)
+        ours = self._action("what this boot runs", "tee", self._env_file, given=given)
+        if text == self._loaded:
+            return (ours,)
+        return (
             self._action("a place for our drop-in", "mkdir", "-p", self._directory, unless=self._directory),
-            self._action("what this boot runs", "tee", self.drop_in, given=text),
-        ]
-        if self._env_file_needed:
-            given = "".join(f"{unitfile.quote_env_file(*pair)}\n" for pair in launch.env.items())
-            actions.append(self._action("its environment", "tee", f"{self._directory}/{_ENV_FILE}", given=given))
-        return (*actions, self._ctl_action("systemd reads it", "daemon-reload"))
+            self._action("what stays the same for all boots", "tee", self.drop_in, given=text),
+            ours,
+            self._ctl_action("systemd reads it", "daemon-reload"),
+        )
 
     def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
         """See `Service.boot_actions`."""
@@ -377,12 +396,45 @@ class SystemdService:
 
     def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         """See `Service.install`."""
-        together(self._transport, self.install_actions(launch, stop_timeout_s=stop_timeout_s))
+        actions = self.install_actions(launch, stop_timeout_s=stop_timeout_s)
+        self._act(actions)
+        if len(actions) > 1:
+            self._loaded = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
         self._launch = launch
 
     def start(self) -> None:
-        """See `Service.start`."""
-        together(self._transport, (self._start_action,))
+        """See `Service.start`.
+
+        Raises:
+            BoxError: our drop-in is gone, so that it would be production that starts.
+        """
+        self._act((self._start_action,))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        """Do what goes on with a boot, unless the box has restored by itself or somebody took our drop-in away."""
+        dead, checks = self._dead_man, []
+        if self._armed:
+            checks.append(Action("the box has not restored by itself", ("test", "-e", dead.heart)))
+        if self._loaded is not None:
+            checks.append(Action("our drop-in is there", ("test", "-e", self.drop_in)))
+        try:
+            together(self._transport, (*checks, *actions))
+        except CommandFailed as error:
+            self._loaded = None
+            if error.command == shlex.join(("test", "-e", dead.heart)):
+                raise self._restored_by_itself() from error
+            if error.command == shlex.join(("test", "-e", self.drop_in)):
+                raise BoxError(
+                    f"our drop-in for {self.name} is gone, and without it production would start",
+                    hint="was the box rebooted, or is somebody else at work on it?",
+                ) from error
+            raise
+
+    def _restored_by_itself(self) -> BoxError:
+        return BoxError(
+            f"the box has restored {self.name} by itself: it had no sign of life of us for too long",
+            hint="give the box a longer `dead_man:`",
+        )
 
     def stop(self, *, kill: bool, deadline_s: float) -> None:
         """See `Service.stop`."""
@@ -433,7 +485,7 @@ class SystemdService:
             together(self._transport, self._restore_actions(was), timeout_s=2 * COMMAND_S)
         elif was.active and not active:
             together(self._transport, (self._start_action,))
-        self._launch = None
+        self._launch = self._loaded = None
         self._confirm(was)
 
     def _restore_actions(self, was: ProductionState) -> tuple[Action, ...]:
@@ -471,6 +523,7 @@ class SystemdService:
     def arm(self, was: ProductionState, dead_man_s: float) -> None:
         """See `Service.arm`. A timer that a killed campaign left is taken over."""
         together(self._transport, self._arm_actions(was, dead_man_s))
+        self._armed = True
 
     def _arm_actions(self, was: ProductionState, dead_man_s: float) -> tuple[Action, ...]:
         dead = self._dead_man
@@ -494,16 +547,14 @@ class SystemdService:
             ("sh", "-c", BEAT, "coldboot", self._dead_man.heart), timeout_s=COMMAND_S, check=False
         )
         if said.status == FIRED:
-            raise BoxError(
-                f"the box has restored {self.name} by itself: it had no sign of life of us for too long",
-                hint="give the box a longer `dead_man:`",
-            )
+            raise self._restored_by_itself()
         if said.status != 0:
             raise commands.failed(said)
 
     def disarm(self) -> None:
         """See `Service.disarm`."""
         together(self._transport, self._disarm_actions())
+        self._armed = False
 
     def _disarm_actions(self) -> tuple[Action, ...]:
         dead = self._dead_man

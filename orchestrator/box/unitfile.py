@@ -139,15 +139,33 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _word(text: str, at: int, *, relaxed: bool) -> tuple[str, int]:
+def split_variable(text: str) -> tuple[str, ...]:
+    """Split as systemd splits the value of a `$NAME`: quotes join, a backslash only takes the next character as it is.
+
+    Raises:
+        UsageError: a quote that does not end.
+    """
+    found: list[str] = []
+    at = 0
+    while (start := _skip(text, at)) < len(text):
+        word, at = _word(text, start, relaxed=True, c_escapes=False)
+        found.append(word)
+    return tuple(found)
+
+
+def _word(text: str, at: int, *, relaxed: bool, c_escapes: bool = True) -> tuple[str, int]:
     """The word that begins at `at` (no whitespace there) and where it ends."""
     out = bytearray()
     quote = ""
     while at < len(text):
         char = text[at]
-        if char == "\\":
+        if char == "\\" and c_escapes:
             chunk, at = _escape(text, at, relaxed=relaxed)
             out += chunk
+            continue
+        if char == "\\":
+            out += text[at + 1 : at + 2].encode("utf-8", "surrogateescape")
+            at += 2
             continue
         if quote:
             if char == quote:
@@ -331,7 +349,7 @@ def _assigned(value: str, specifiers: Mapping[str, str]) -> dict[str, str]:
         except UsageError:
             break
         name, equals, text = specify(word, specifiers).partition("=")
-        if equals and _NAME.fullmatch(name) and _is_env_value(text):
+        if equals and _NAME.fullmatch(name) and is_env_value(text):
             found[name] = text
     return found
 
@@ -398,7 +416,7 @@ def expand(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
     out: list[str] = []
     for word in argv:
         if word.startswith("$") and word[1:2] not in ("{", "$"):
-            out.extend(words(env.get(word[1:], "")))
+            out.extend(split_variable(env.get(word[1:], "")))
         else:
             out.append(
                 re.sub(r"\$\$|\$\{([^}:]*)\}", lambda m: "$" if m.group(1) is None else env.get(m.group(1), ""), word)
@@ -456,9 +474,21 @@ def quote_env(name: str, value: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"not a name of an environment variable: {name!r}; letters, digits and _ are accepted")
-    if not _is_env_value(value):
+    if not is_env_value(value):
         raise UsageError(f"{name}: systemd ignores values with control characters other than tab and newline")
     return _quote(f"{name}={value}", dollars=False)
+
+
+def quote_words(argv: Sequence[str]) -> str:
+    """The value of a variable `NAME` that `$NAME` in an `Exec…=` splits into exactly `argv`."""
+    return " ".join(
+        word if _PLAIN_WORD.fullmatch(word) else '"' + re.sub(r'(["\\])', r"\\\1", word) + '"' for word in argv
+    )
+
+
+def is_env_value(value: str) -> bool:
+    """Whether systemd accepts it as the value of an environment variable: no control characters but tab and newline."""
+    return not any((c < " " and c not in "\t\n") or c == "\x7f" or _is_no_character(c) for c in value)
 
 
 def quote_path(path: str) -> str:
@@ -470,10 +500,6 @@ def quote_env_file(name: str, value: str) -> str:
     """The line of an `EnvironmentFile=` that sets `name` to exactly `value`. Raises as `quote_env` does."""
     quote_env(name, value)
     return f"{name}=" + '"' + re.sub(r'(["\\`$])', r"\\\1", value) + '"'
-
-
-def _is_env_value(value: str) -> bool:
-    return not any((c < " " and c not in "\t\n") or c == "\x7f" or _is_no_character(c) for c in value)
 
 
 def _is_no_character(char: str) -> bool:

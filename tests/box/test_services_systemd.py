@@ -303,6 +303,37 @@ def test_many_boots_in_a_row_meet_no_start_limit(service):
     assert service.state().result == "exit-code"
 
 
+def test_the_second_boot_needs_no_reload_and_runs_its_own_command(service, unit):
+    for number in (1, 2):
+        made = launch("--spec-tokens", str(number), "a b", env={"N": str(number)})
+        reloads = [action.argv for action in service.install_actions(made) if "daemon-reload" in action.argv]
+        assert len(reloads) == (1 if number == 1 else 0)
+        service.install(made)
+        service.start()
+        argv, env = until(lambda: (found := service.effective())[0][:1] == (PYTHON,) and found)
+        assert (argv, env["N"]) == (made.argv, str(number))
+        service.stop(kill=True, deadline_s=5)
+    other = launch("--spec-tokens", "3", unset=("PRODUCTION",))
+    service.install(other)
+    service.start()
+    assert "PRODUCTION" not in until(lambda: (found := service.effective())[0] and found[1])
+    service.stop(kill=True, deadline_s=5)
+
+
+def test_when_our_drop_in_is_gone_production_is_not_started_by_mistake(service, unit):
+    service.install(launch("one"))
+    unit.sh(("rm", service.drop_in))
+    unit.sh(("systemctl", "daemon-reload"))
+    with pytest.raises(
+        BoxError, match=r"our drop-in for shown\.service is gone, and without it production would start"
+    ):
+        service.start()
+    assert property_of(unit, "ActiveState") == "inactive"
+    service.install(launch("two"))
+    service.start()
+    assert until(lambda: service.effective()[0]) == (PYTHON, "/opt/show.py", "two")
+
+
 # --- quoting ---------------------------------------------------------------------------------------------------------
 
 TRICKY = st.sampled_from(
@@ -434,6 +465,9 @@ def test_what_was_stopped_stays_stopped(service, unit):
     begin(service, launch("variant")).close()
     until(lambda: not unit.sh(("ls", service.drop_in), check=False).stdout)
     until(lambda: service.state().active_state == "inactive")
+    with pytest.raises(BoxError, match=r"has restored shown\.service by itself"):
+        until(lambda: service.install(launch("variant")))
+    service.disarm()
     begin(service, launch("variant")).close()
     service.restore(was)
     assert service.state().active_state == "inactive"

@@ -28,12 +28,18 @@ def service(transport):
     return make_service(transport, BoxSpec(name="g", transport="local", service="systemd", unit="vllm"), None)
 
 
-def test_the_drop_in_says_all_that_a_boot_needs_and_reads_back_as_what_was_asked_for(service):
-    text = service.drop_in_text(LAUNCH, stop_timeout_s=12)
+def installed(service, launch, **options):
+    """What systemd would make of our files on top of a production unit: the merged unit and its environment."""
+    files = {action.argv[-1]: action.input for action in service.install_actions(launch, **options) if action.input}
     production = "[Service]\nExecStart=/production\nEnvironment=A=0 B=1\nRestart=always\nTimeoutStopSec=90\n"
-    merged = unitfile.parse(production, text)
-    assert unitfile.exec_argv(merged, {}) == LAUNCH.argv
-    assert unitfile.environment(merged, {}) == {"A": 'b "c"', "B": "1"}
+    merged = unitfile.parse(production, files[service.drop_in])
+    return merged, unitfile.environment(merged, {}, files)
+
+
+def test_what_is_installed_says_all_that_a_boot_needs_and_reads_back_as_what_was_asked_for(service):
+    merged, env = installed(service, LAUNCH, stop_timeout_s=12)
+    assert unitfile.exec_argv(merged, {}, env) == LAUNCH.argv
+    assert (env["A"], env["B"]) == ('b "c"', "1")
     for key, value in {
         "Restart": "no",
         "KillMode": "control-group",
@@ -48,6 +54,13 @@ def test_the_drop_in_says_all_that_a_boot_needs_and_reads_back_as_what_was_asked
     assert merged.last("Unit", "StartLimitIntervalSec") == "0"
 
 
+def test_arguments_that_no_variable_can_hold_stand_in_the_drop_in_itself(service):
+    made = Launch(("/v", "bell\x07", "$x", "\udcff"), {}, (), 1, "m")
+    merged, env = installed(service, made)
+    assert "COLDBOOT_ARGS" not in env
+    assert unitfile.exec_argv(merged, {}, env) == made.argv
+
+
 def test_the_drop_in_sorts_after_the_one_that_systemctl_edit_makes(service):
     assert service.drop_in == "/run/systemd/system/vllm.service.d/zz-coldboot.conf"
     assert service.drop_in.rpartition("/")[2] > "override.conf"
@@ -58,20 +71,21 @@ def test_the_order_of_a_boots_effects(service):
     assert told == [
         "mkdir -p /run/systemd/system/vllm.service.d",
         "tee /run/systemd/system/vllm.service.d/zz-coldboot.conf",
+        "tee /run/systemd/system/vllm.service.d/zz-coldboot.env",
         "systemctl daemon-reload",
         "systemctl start --no-block vllm.service",
         "systemctl stop vllm.service",
         "systemctl kill -s KILL vllm.service",
         "systemctl stop vllm.service",
     ]
-    shown = service.boot_actions(LAUNCH)[1].text
-    assert shown.startswith("sudo tee /run/systemd/system/vllm.service.d/zz-coldboot.conf  # what this boot runs\n")
-    assert '      | ExecStart=/v/python -m vllm --j "{\\"a\\": \\"50%% $$x\\"}"\n' in shown
+    shown = service.boot_actions(LAUNCH)[2].text
+    assert shown.startswith("sudo tee /run/systemd/system/vllm.service.d/zz-coldboot.env  # what this boot runs\n")
+    assert "      | COLDBOOT_ARGS=" in shown
 
 
 def test_secrets_are_not_shown_but_installed(service):
     made = Launch(("/v", "--api-key", "sk-0123456789abcdef0123"), {"HF_TOKEN": "hf_0123456789abcdef0123"}, (), 1, "m")
-    action = service.install_actions(made)[1]
+    action = service.install_actions(made)[2]
     assert "0123456789abcdef" not in action.text
     assert (action.input or "").count("0123456789abcdef0123") == 2
 
