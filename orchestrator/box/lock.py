@@ -144,7 +144,7 @@ def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = Fal
     return taken
 
 
-_WAIT = "wait for it to end; if nobody knows it any more, `--break-lock` ends it on the box"
+_WAIT = "wait for it to end; if it is nobody's any more, `invoke restore --break-lock` ends it"
 
 
 @dataclass(frozen=True)
