@@ -19,6 +19,7 @@ from orchestrator.records import JournalEntry
 Form = Literal["json", "export", "short", "plain"]
 
 KEPT = ("_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS")
+_MOST_PROGRAMS = 1024
 TOO_LONG = "(message left out by journalctl: give it --all)"
 
 _SHORT = re.compile(
@@ -210,33 +211,56 @@ def _json_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[
     index = -1
     loads = orjson.loads
     for line in source:
-        if not line or line.isspace():
-            continue
-        index += 1
         try:
             fields = loads(line)
         except orjson.JSONDecodeError:
+            if not line or line.isspace():
+                continue
             fields = None
-        if not isinstance(fields, dict):
+        index += 1
+        if fields.__class__ is not dict:
             yield plain_entry(line.decode("utf-8", "replace"), index)
             continue
-        if passing is not None and fields.get("_TRANSPORT") == "stdout" and "_SYSTEMD_USER_UNIT" not in fields:
-            message = fields.get("MESSAGE")
-            same = fields.get("_SYSTEMD_INVOCATION_ID") == passing.invocation_now
-            if same and isinstance(message, str) and passing.pass_by(message):
+        if passing is not None:
+            get = fields.get
+            message = get("MESSAGE")
+            # A line of the program's own, of the system unit's start that is followed now.
+            if (
+                message.__class__ is str
+                and get("_SYSTEMD_INVOCATION_ID") == passing.invocation_now
+                and get("_TRANSPORT") == "stdout"
+                and "_SYSTEMD_USER_UNIT" not in fields
+                and passing.pass_by(message)
+            ):
                 continue
         yield from_fields(fields, index)
 
 
 def _text_entries(source: Iterable[bytes], passing: Passing | None, *, short: bool) -> Iterator[JournalEntry]:
+    if short:
+        yield from _short_entries(source, passing)
+        return
     for index, line in enumerate(source):
         text = line.decode("utf-8", "replace").removesuffix("\r")
-        if not short:
-            if passing is None or not passing.pass_by(text):
-                yield plain_entry(text, index)
+        if passing is None or not passing.pass_by(text):
+            yield plain_entry(text, index)
+
+
+def _short_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[JournalEntry]:
+    programs: set[str] = set()
+    for index, line in enumerate(source):
+        whole = line.decode("utf-8", "replace").removesuffix("\r")
+        head, _, text = whole.partition(": ")
+        name = head.rpartition(" ")[2]
+        if passing is not None and name in programs and passing.invocation_now is None and passing.pass_by(text):
             continue
-        entry = parse_short_line(text, index)
-        yield entry if entry is not None else plain_entry(text, index)
+        entry = parse_short_line(whole, index)
+        if entry is None:
+            yield plain_entry(whole, index)
+            continue
+        if entry.transport == "stdout" and entry.message == text and len(programs) < _MOST_PROGRAMS:
+            programs.add(name)
+        yield entry
 
 
 def _export_entries(source: Iterator[bytes]) -> Iterator[JournalEntry]:

@@ -17,7 +17,7 @@ from orchestrator.journal.rules import Rule, RuleSet, words_of
 MILESTONES = frozenset({"phase", "served", "ready"})
 
 _MOST_SHAPES = 1 << 16
-_MOST_READINGS = 1 << 12
+_MOST_READ = 1 << 23  # characters
 _LONGEST = 2048
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 
@@ -46,6 +46,7 @@ class Reader:
         self.rules = rules
         self._shapes: dict[bytes, Meaning] = {}
         self._readings: dict[tuple[str, str], Reading] = {}
+        self._read = 0
 
     def meaning(self, message: str) -> Meaning | None:
         """What a message of this shape is known to mean."""
@@ -69,10 +70,11 @@ class Reader:
             return None
         line = lines.parse(text)
         reading = Reading(line, self._fits(transport, line, words))
-        if len(text) <= _LONGEST:
-            if len(self._readings) >= _MOST_READINGS:
-                self._readings.clear()
-            self._readings[transport, text] = reading
+        self._read += len(text) + _LONGEST // 4
+        if self._read > _MOST_READ:
+            self._readings.clear()
+            self._read = len(text)
+        self._readings[transport, text] = reading
         return reading
 
     def _fits(self, transport: str, line: lines.Line, words: list[str]) -> tuple[tuple[Rule, re.Match[str]], ...]:
@@ -83,7 +85,7 @@ class Reader:
             kept = milestones if rule.kind in MILESTONES else verdict
             if rule.transport != transport or (rule.kind == "frame") != frame or (kept is verdict and verdict):
                 continue
-            found = rule.regex.search(line.body)
+            found = rule.search(line.body)
             if found is not None:
                 kept.append((rule, found))
         return (*milestones, *verdict)

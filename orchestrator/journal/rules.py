@@ -76,6 +76,7 @@ class Rule(Frozen):
             `exit` the end of the unit; `served` a sign of serving; `ready` the server's word that it is ready;
             `chain` systemd starts the unit (again); `missing` says that entries were lost.
         pattern: Regular expression, searched in the line without its log prefix.
+        unless: A line that this fits, too, is not meant.
         words: At least one of these stands in every line that fits, as a whole run of letters.
         cause: Slug of the vocabulary.
         by_phase: Other cause in that phase (an OOM while CUDA graphs are captured).
@@ -100,6 +101,7 @@ class Rule(Frozen):
     name: str = Field(pattern=r"^[A-Z][A-Za-z0-9]+$")
     kind: Kind = "fault"
     pattern: str
+    unless: str | None = None
     words: tuple[str, ...] = ()
     cause: str | None = None
     by_phase: dict[str, str] = Field(default_factory=dict)
@@ -120,11 +122,11 @@ class Rule(Frozen):
     ignores: tuple[str, ...] = ()
     source: str = ""
 
-    @field_validator("pattern")
+    @field_validator("pattern", "unless")
     @classmethod
-    def _compiles(cls, value: str) -> str:
+    def _compiles(cls, value: str | None) -> str | None:
         try:
-            re.compile(value)
+            re.compile(value or "")
         except re.error as error:
             raise ValueError(f"no regular expression: {error}") from error
         return value
@@ -157,12 +159,23 @@ class Rule(Frozen):
         """The compiled pattern."""
         return re.compile(self.pattern)
 
+    @cached_property
+    def _unless(self) -> re.Pattern[str] | None:
+        return None if self.unless is None else re.compile(self.unless)
+
+    def search(self, body: str) -> re.Match[str] | None:
+        """Where the rule fits a line without its prefix."""
+        found = self.regex.search(body)
+        if found is not None and self._unless is not None and self._unless.search(body) is not None:
+            return None
+        return found
+
     def fits(self, text: str) -> bool:
         """Whether this rule fits a whole line with its prefix; order and transport are the set's affair."""
         body = lines.parse(text).body
         if self.words and set(self.words).isdisjoint(words_of(body)):
             return False
-        return self.regex.search(body) is not None
+        return self.search(body) is not None
 
 
 @dataclass(frozen=True)
