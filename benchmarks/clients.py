@@ -235,9 +235,7 @@ def main() -> None:
     client_cpu, stub_cpu = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     libraries = ("httptools", "orjson", "uvloop", "aiohttp", "httpx")
     print(f"Python {sys.version.split()[0]}, " + ", ".join(f"{name} {version(name)}" for name in libraries))
-    print(
-        "| client | burst, k tokens/CPU-s | µs/chunk | chunks/s | first token late, ms | its p99 | ITL p99 | start |"
-    )
+    print("| client | burst, k tokens/CPU-s | µs/chunk | chunks/s | first token late, ms | its p99 | ITL p99 | start |")
     print("|---|---|---|---|---|---|---|---|")
     with stub(stub_cpu) as url:
         for name in options.clients.split(",,"):
