@@ -116,11 +116,14 @@ class Rig:
 class _Ending(Exception):
     """The boot ends here, with this outcome."""
 
-    def __init__(self, outcome: BootOutcome, why: str, *, died: bool = False) -> None:
+    def __init__(
+        self, outcome: BootOutcome, why: str, *, died: bool = False, found: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(why)
         self.outcome: BootOutcome = outcome
         self.why = why
         self.died = died
+        self.found = found or {}
 
 
 @dataclass(slots=True)
@@ -227,7 +230,7 @@ class _Boot:
         try:
             done = yield from work()
         except _Ending as ending:
-            yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, {})
+            yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, ending.found)
             raise
         except BoxError as error:
             yield record("disturbed", str(error), {})
@@ -291,7 +294,12 @@ class _Boot:
         answer = self.watch.answer()
         # The alarm is the first entry that says the engine is dead; the answer's first evidence says what killed it.
         root = answer.evidence[0] if answer.evidence else alarm
-        return _Ending("crashed", f"{answer.cause} in {answer.phase}: {redact_text(root.text)[:300]}", died=True)
+        found: dict[str, Any] = {}
+        if alarm.at_us is not None and self.watch.alarm_seen_at_s is not None:
+            # Both clocks are the box's and ours; over ssh their difference is in this number too.
+            found["noticed_after_s"] = round(self.watch.alarm_seen_at_s - alarm.at_us / 1e6, 4)
+        why = f"{answer.cause} in {answer.phase}: {redact_text(root.text)[:300]}"
+        return _Ending("crashed", why, died=True, found=found)
 
     def check_unit(self) -> UnitState:
         """The unit's state; raises when it is no longer the one that we started."""
@@ -452,6 +460,7 @@ class _Boot:
                 every_s=HEALTH_EVERY_S,
                 late=late,
             )
+        noticed_at_s = time.time()
         self.watch.mark("ready")
         self.target = load.Target(
             base_url=base_url, model=self.launch.model, api_key=self.launch.api_key or self.rig.api_key
@@ -464,7 +473,13 @@ class _Boot:
             raise _Ending("disturbed", f"not cold: the engine's log says {self.proof} instead of compiled")
         if self.planned.cache == "warm" and not self.settling and self.proof in ("compiled", "mixed"):
             raise _Ending("disturbed", f"not warm: the engine's log says {self.proof} instead of loaded")
-        return _Done(facts={"cache_proof": self.proof, "timeline": timeline.model_dump(mode="json", exclude_none=True)})
+        return _Done(
+            facts={
+                "noticed_at_s": round(noticed_at_s, 4),
+                "cache_proof": self.proof,
+                "timeline": timeline.model_dump(mode="json", exclude_none=True),
+            }
+        )
 
     def check_command(self) -> None:
         """What really runs is what the matrix asked for."""
