@@ -47,6 +47,7 @@ QUESTION = """(() => {
     sticking: all.filter(e => e.getBoundingClientRect().right > width + 1 && !inside(e) && !e.closest('svg'))
       .map(e => e.tagName + '.' + e.className).slice(0, 5),
     sections: [...document.querySelectorAll('section')].filter(e => e.checkVisibility()).map(e => e.id),
+    folded: [...document.querySelectorAll('details table')].filter(e => e.checkVisibility()).length,
     charts: [...document.querySelectorAll('.panel svg')].filter(e => e.getBoundingClientRect().height > 80).length,
     small: [...document.querySelectorAll('.panel svg text')].map(e => e.getBoundingClientRect().height)
       .filter(h => h > 0 && h < 6).length,
@@ -96,12 +97,14 @@ class Page:
         elif method == "Page.loadEventFired":
             self.loaded += 1
 
-    async def show(self, url, *, width, dark):
+    async def show(self, url, *, width, dark=False, media=""):
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = "dark" if dark else "light"
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        await self.call(
+            "Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}]
+        )
         before = self.loaded
         await self.call("Page.navigate", url=url)
         if self.loaded == before:
@@ -153,10 +156,11 @@ def looked(tmp_path_factory):
     path = folder / "report.html"
     path.write_text(report.FORMATS["report.html"](made.view()), "utf-8")
     profiles = {
-        "phone": {"width": 390, "dark": False},
+        "phone": {"width": 390},
         "phone, dark": {"width": 390, "dark": True},
-        "tablet": {"width": 768, "dark": False},
-        "desk": {"width": 1440, "dark": False},
+        "tablet": {"width": 768},
+        "desk": {"width": 1440},
+        "paper": {"width": 794, "media": "print"},  # A4 at 96 dots an inch
     }
     with chromium(folder / "profile") as address:
         return asyncio.run(_look(address, path.as_uri(), profiles))
@@ -166,10 +170,10 @@ def test_the_console_stays_silent_and_nothing_else_is_fetched(looked):
     _, problems, requested = looked
     assert problems == []
     assert {url.split(":")[0] for url in requested} <= {"file", "data"}
-    assert sum(url.startswith("file:") for url in requested) == 4  # the page itself, once a profile
+    assert sum(url.startswith("file:") for url in requested) == 5  # the page itself, once a profile
 
 
-@pytest.mark.parametrize("profile", ["phone", "phone, dark", "tablet", "desk"])
+@pytest.mark.parametrize("profile", ["phone", "phone, dark", "tablet", "desk", "paper"])
 def test_no_width_makes_the_page_scroll_sideways(looked, profile):
     seen = looked[0][profile]
     assert seen["reaches"] == seen["width"]
@@ -185,6 +189,12 @@ def test_all_sections_and_charts_are_there(looked, profile):
     )  # boots a level, throughput, latency twice, rulers, boots' time twice, order
     assert seen["small"] == 0  # no label is lower than six pixels
     assert seen["stamp"] == "sticky"
+
+
+def test_paper_shows_what_a_screen_folds(looked):
+    desk, paper = looked[0]["desk"], looked[0]["paper"]
+    assert desk["folded"] == 0
+    assert paper["folded"] >= 10
 
 
 def test_dark_follows_the_system_in_page_and_charts(looked):

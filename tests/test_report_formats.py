@@ -16,7 +16,7 @@ from report_samples import LEVELS, VARIANTS, sample
 
 from orchestrator import report, verdict
 from orchestrator.errors import LedgerError
-from orchestrator.records import VariantVerdict, Verdicts
+from orchestrator.records import BootResult, Level, Series, VariantVerdict, Verdicts
 from orchestrator.report import canvas, figures, markdown, text
 from orchestrator.report import csv as cells
 
@@ -321,6 +321,16 @@ def test_a_picture_without_data_is_taken_away(made, tmp_path, monkeypatch):
     written = report.write(by_hand, tmp_path)
     assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == ["boots", "order", "throughput"]
     assert sorted(path.stem for path in written if path.suffix == ".png") == ["boots", "order", "throughput"]
+
+
+def test_the_terminal_never_shows_a_warm_number_as_a_cold_one():
+    trials = (Level(concurrency=1, value=46.7),)
+    boots = tuple(
+        BootResult(boot=name, variant=name, cache=cache, block=1, position=1, outcome="completed", levels=trials)
+        for name, cache in (("a", "cold"), ("b", "warm"))
+    )
+    shown = text.plain(verdict.judge(Series(experiment="e", boots=boots))).splitlines()
+    assert [("warm" in line) for line in shown if "46.7" in line and line[:2] in ("a ", "b ")] == [False, True]
 
 
 def test_the_terminal_shows_boots_one_by_one_where_they_do_not_reproduce(made, view):

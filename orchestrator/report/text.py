@@ -24,6 +24,7 @@ def table(verdicts: Verdicts) -> RenderableType:
     Fits into 80 columns with four levels: boots that do not reproduce stand below each other, reasons below the table.
     """
     levels = sorted({cell.concurrency for variant in verdicts.variants for cell in variant.cells})
+    several = len({cell.cache for variant in verdicts.variants for cell in variant.cells}) > 1
     ranked = words.by_rank(verdicts.variants)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("variant", overflow="fold")
@@ -33,7 +34,9 @@ def table(verdicts: Verdicts) -> RenderableType:
     grid.add_column("boots", justify="right", no_wrap=True)
     for variant in ranked:
         # Names come from files: Text, because a plain string would be read as markup.
-        cells = (_cells([cell for cell in variant.cells if cell.concurrency == level]) for level in levels)
+        cells = (
+            _cells([one for one in variant.cells if one.concurrency == level], several=several) for level in levels
+        )
         died = f", {variant.boots_failed} died" if variant.boots_failed else ""
         answer = Text(variant.verdict, style=_STYLES[variant.verdict])
         grid.add_row(Text(words.clean(variant.name)), answer, *cells, Text(f"{variant.boots}{died}"))
@@ -47,7 +50,7 @@ def table(verdicts: Verdicts) -> RenderableType:
     return Group(*stamp, grid, unit, Text(""), *reasons, Text(""), Text(words.clean(verdicts.sentence)))
 
 
-def _cells(cells: list[CellVerdict]) -> Text:
+def _cells(cells: list[CellVerdict], *, several: bool) -> Text:
     said = Text(justify="right")
     for cell in cells:
         if len(said):
@@ -57,7 +60,8 @@ def _cells(cells: list[CellVerdict]) -> Text:
             said.append("\n".join(values), style="red")
         else:
             said.append(words.number(cell.estimate))
-        if len(cells) > 1:
+        # What was measured warm must never look like a cold boot's number.
+        if several and cell.cache != "cold" and values:
             said.append(f" {cell.cache}", style="dim")
     return said if len(said) else Text(words.ABSENT)
 
