@@ -31,6 +31,7 @@ from orchestrator.box.unit import COMMAND_S
 from orchestrator.errors import BoxError
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Classifier
+from orchestrator.ledger import write_private
 from orchestrator.matrix import Deadlines, LoadSpec
 from orchestrator.records import (
     AnyRecord,
@@ -341,7 +342,8 @@ class _Boot:
         service = self.rig.service
         if service.pids() or service.state().active_state not in ("inactive", "failed"):
             with self.engine_time():
-                service.stop(kill=False, deadline_s=self.rig.deadlines.stop_s)
+                # What a killed campaign left is ours and serves nobody; production is stopped politely.
+                service.stop(kill=self.rig.unit.our_drop_in, deadline_s=self.rig.deadlines.stop_s)
         left: list[str] = []
 
         def clean() -> bool:
@@ -401,8 +403,12 @@ class _Boot:
         return _Done(self.roots.root, {"empty": self.roots.empty})
 
     def render(self) -> _Work:
-        """Our own drop-in, and nothing of the user's."""
+        """Our own drop-in, and nothing of the user's; a copy of it, without secrets, stands beside the ledger."""
         yield from ()
+        actions = self.rig.service.install_actions(self.launch)
+        given = [redact_text(action.text) for action in actions if action.input]
+        if given:
+            write_private(self.folder / "drop-in.txt", "\n".join(given).encode())
         self.rig.service.install(self.launch)
         return _Done()
 
@@ -615,16 +621,18 @@ class _Boot:
         if self.watch.alarm is None and self.rig.interrupts.reason is None:
             self.identity = self.rig.service.state()
             reasons += _identity_changes(before, self.identity)
-        self.keep_requests(concurrency, attempt, result.timings)
+        self.keep_raw(concurrency, attempt, result)
         valid = bool(found.pop("valid")) and not reasons
         if not valid:
             found["tokens_per_s"] = None
         return TrialEnded(**self.key, **found, valid=valid, invalid_reasons=tuple(reasons))
 
-    def keep_requests(self, concurrency: int, attempt: int, timings: tuple[RequestTiming, ...]) -> None:
-        name = f"requests-c{concurrency}" + ("" if attempt == 1 else f".r{attempt - 1}") + ".jsonl"
-        lines = [orjson.dumps(timing, option=orjson.OPT_APPEND_NEWLINE) for timing in timings]
-        (self.folder / name).write_bytes(b"".join(lines))
+    def keep_raw(self, concurrency: int, attempt: int, result: load.TrialResult) -> None:
+        """Each request's timing and each counter read, beside the ledger."""
+        name = f"c{concurrency}" + ("" if attempt == 1 else f".r{attempt - 1}")
+        for kind, rows in (("requests", result.timings), ("metrics", result.snapshots)):
+            lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE, default=str) for row in rows]
+            write_private(self.folder / f"{kind}-{name}.jsonl", b"".join(lines))
 
     def stop(self, *, polite: bool) -> _Work:
         """Stops the unit, notes how the memory drains, and takes this boot's caches away."""

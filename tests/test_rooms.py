@@ -37,7 +37,7 @@ ALLOWED = {
     "prompts": SHARED,
     "scrape": SHARED,
     "watch": SHARED | {"journal"},
-    "boot": SHARED | DESIGN | (MACHINE - {"boot"}),
+    "boot": SHARED | DESIGN | (MACHINE - {"boot"}) | {"ledger"},
     "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress"},
     "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
