@@ -43,6 +43,7 @@ _TICK_S = 0.01  # how often the event loop's lateness is sampled
 _IDLE_WAIT_S = 2.0  # the previous trial's last request may still be leaving the server
 _SETTLE_S = 1.0  # the server writes its counters a moment after the last answer
 _SCRAPE_S = 5.0
+_LOOK_S = 0.002  # how soon a token is noticed while we wait for one
 _UNSURE = 0.01  # of the window, by the duration of its two reads: above it is a warning
 _BACKOFF_S = (0.05, 1.0)  # first and longest pause of a stream after an error
 _AFTER_FAILURE_S = 5.0  # a failed trial goes on for at most so long, to see whether all or some requests fail
@@ -443,6 +444,8 @@ class Trial:
         await self._until(lambda: False, enough)
         if not aligned and self._period_s is not None and self._period_s <= spec.window_s / 2:
             await self._until(self._lead_ends(), time.monotonic() + 1.5 * self._period_s)
+        elif not aligned:
+            await self._token_comes(time.monotonic() + spec.window_s / 4)
 
     async def _window(self) -> None:
         """First read, window, second read."""
@@ -457,9 +460,9 @@ class Trial:
             self._late_s = lag.late_s
 
     async def _window_end(self, opened_s: float) -> None:
-        """At the first end of a request of the last stream after 90 % of `window_s`, if one comes by 150 %; else at it.
+        """At the first end of a request of the last stream after 90 % of `window_s`, if one comes by 150 %.
 
-        The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too many or too
+        Else at a token. The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too many or too
         few, which is 10 % of a short window.
         """
         nominal_s = self._spec.window_s
@@ -471,6 +474,22 @@ class Trial:
         lead = self._running.get(self._concurrency - 1)
         if lead is not None and self._period_s is not None and lead.sent_at + self._period_s < latest_s:
             await self._until(ends, latest_s)
+        else:
+            await self._token_comes(opened_s + 1.25 * nominal_s)
+
+    async def _token_comes(self, until_s: float) -> None:
+        """Wait for the next chunk of any stream.
+
+        Where no request ends in the window, both reads follow a token: a window that holds a dozen slow tokens would
+        be off by one of them otherwise.
+        """
+        before = self._chunks()
+        while self._spec.stream and self._chunks() == before and time.monotonic() < until_s:
+            self._check()
+            await asyncio.sleep(_LOOK_S)
+
+    def _chunks(self) -> tuple[int, int]:
+        return sum(self._finished), sum(len(answer.chunk_at) for answer in self._running.values())
 
     async def _drain(self) -> None:
         """No new requests; those that run end by themselves, but a failed trial does not wait for them for long."""

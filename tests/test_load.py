@@ -85,6 +85,14 @@ def test_a_window_of_few_requests_holds_whole_ones(window_s):
     assert result.tokens_per_s == pytest.approx(12 / 0.175, rel=0.3)
 
 
+def test_a_window_of_few_tokens_begins_and_ends_at_one():
+    # A token every 60 ms, 2.4 s a request: 8 or 9 tokens in half a second, by luck, were the ends not at tokens.
+    spec = dataclasses.replace(SHORT, output_tokens=40, window_s=0.5, max_warmup_s=0.1)
+    result = trial(always(gap_s=0.06), spec, concurrency=1)
+    assert 7 <= result.tokens <= 11
+    assert result.tokens_per_s == pytest.approx(1 / 0.06, rel=0.06)
+
+
 def test_latencies_are_the_servers():
     result = trial(always(ttft_s=0.05, gap_s=0.02), dataclasses.replace(SHORT, window_s=0.6), concurrency=1)
     # Times are never less than what the stub waits; how much more depends on how busy this machine is.
