@@ -98,6 +98,10 @@ class Classifier:
         kind = _kind(entry)
         if kind == "program" and entry.invocation_id == self.invocation_now and self._may_pass(entry):
             return
+        self._take(entry, kind)
+
+    def _take(self, entry: JournalEntry, kind: str) -> None:
+        """Take one entry that is not passed by."""
         self.seen += 1
         if kind == "kernel":
             for other in self._others.values():
@@ -120,7 +124,7 @@ class Classifier:
         """Take every entry of an open file, in whatever form it is (entries.read); dull ones are only counted."""
         # Filters look at fields that a line passed by never shows, so with a filter every entry is made.
         for entry in read(file, None if self._filtered() else self):
-            self.feed(entry)
+            self._take(entry, _kind(entry))
 
     def mark(self, event: Event, at_us: int | None = None) -> None:
         """What the orchestrator itself knows: the server is ready, has served, or was asked to stop."""

@@ -18,7 +18,7 @@ from orchestrator.records import JournalEntry
 
 Form = Literal["json", "export", "short", "plain"]
 
-KEPT = ("_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS")
+KEPT = frozenset({"_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS"})
 _MOST_PROGRAMS = 1024
 TOO_LONG = "(message left out by journalctl: give it --all)"
 
@@ -87,7 +87,7 @@ def from_fields(fields: dict[str, Any], index: int) -> JournalEntry:
         None if pid is None else _int(pid),
         _text(get("_TRANSPORT")),
         _text(get("__CURSOR")),
-        {name: text_of(fields[name]) for name in KEPT if name in fields},
+        {name: text_of(fields[name]) for name in KEPT & fields.keys()},
     )
 
 
