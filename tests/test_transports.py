@@ -16,7 +16,7 @@ import paramiko
 import pytest
 from paramiko import ssh_exception
 
-from orchestrator.box import commands, ssh, sshconfig
+from orchestrator.box import commands, ssh, sshconfig, sshlogin
 from orchestrator.box.transports import LocalTransport
 from orchestrator.errors import BoxError, CommandFailed, CommandTimeout, Unreachable
 
@@ -499,8 +499,8 @@ def test_the_list_of_paramikos_exceptions_is_the_whole_of_them():
 
 @pytest.mark.parametrize("error", [*map(_made, PARAMIKO), *SYSTEM], ids=lambda error: f"{type(error).__name__}-{error}")
 def test_every_foreign_exception_becomes_what_happened_and_what_to_run(error):
-    assert isinstance(error, ssh.FOREIGN)
-    answer = ssh.unreachable(error, HOP, "cannot connect")
+    assert isinstance(error, sshlogin.FOREIGN)
+    answer = sshlogin.unreachable(error, HOP, "cannot connect")
     assert answer.exit_code == 3
     assert answer.what.startswith("gwen (alex@10.0.0.7:22): cannot connect: ")
     assert answer.hint.endswith("; `ssh gwen true` shows the same by hand")
@@ -515,7 +515,7 @@ def test_a_host_that_is_not_there_names_the_way_out(tmp_path):
 
 
 def test_a_server_that_speaks_no_ssh_is_told_from_one_that_is_silent(tmp_path, monkeypatch):
-    monkeypatch.setattr(ssh, "BANNER_S", 0.5)
+    monkeypatch.setattr(sshlogin, "BANNER_S", 0.5)
     for greeting in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b""):
         with socket.create_server(("127.0.0.1", 0)) as server:
             path = config(tmp_path, f"Host gwen\n HostName 127.0.0.1\n Port {server.getsockname()[1]}\n")

@@ -2,7 +2,8 @@
 
 commands.py    how one argv becomes one command line, sudo and its refusals, what an answer means
 sshconfig.py   the person's ssh config and known hosts -> the way to a box
-ssh.py         one connection by paramiko with many channels; the door at which its exceptions are translated
+sshlogin.py    the way in: jumps, host keys, logins; the door at which paramiko's exceptions are translated
+ssh.py         one connection by paramiko with many channels
 forward.py     a port of the box, answered on a port of this machine
 transports.py  the narrow door itself: `Transport`, the local one, the table `TRANSPORTS`
 lock.py        one campaign at a time per box; dies with its holder

@@ -50,7 +50,9 @@ class Forward:
                 client, peer = self._listener.accept()
             except OSError:
                 return
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Refused by a client that is gone already; its thread will see that.
+            with contextlib.suppress(OSError):
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 if self._closed:
                     client.close()
@@ -60,34 +62,40 @@ class Forward:
 
     def _serve(self, client: socket.socket, peer: tuple[str, int]) -> None:
         try:
-            try:
-                channel = self._open(peer)
-            except ConnectionRefusedError:
+            channel = self._open(peer)
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-                return
-            with channel:
-                up = threading.Thread(target=_up, args=(client, channel), name=f"forward-{self._port}-up", daemon=True)
-                up.start()
-                _down(channel, client)
-                with contextlib.suppress(OSError):
-                    client.shutdown(socket.SHUT_RDWR)
-                up.join()
-        finally:
-            with self._lock:
-                self._sockets.discard(client)
-            client.close()
+        else:
+            up = threading.Thread(target=_up, args=(client, channel), name=f"forward-{self._port}-up", daemon=True)
+            up.start()
+            _down(channel, client)
+            up.join()
+        with self._lock:
+            self._sockets.discard(client)
+        client.close()
+
+
+# Either side may go at any moment, and the connection below both: that ends the pair, and is no error here.
+_GONE = (OSError, EOFError, paramiko.SSHException)
 
 
 def _up(client: socket.socket, channel: paramiko.Channel) -> None:
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*_GONE):
         while data := client.recv(_CHUNK):
             channel.sendall(data)
+        # The client will say no more, but may still listen.
         channel.shutdown_write()
         return
-    channel.close()
+    with contextlib.suppress(*_GONE):
+        channel.close()
 
 
 def _down(channel: paramiko.Channel, client: socket.socket) -> None:
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*_GONE):
         while data := channel.recv(_CHUNK):
             client.sendall(data)
+    with contextlib.suppress(*_GONE):
+        channel.close()
+    with contextlib.suppress(*_GONE):
+        client.shutdown(socket.SHUT_RDWR)

@@ -495,9 +495,10 @@ def _members(cgroups: Sequence[Path]) -> tuple[int, ...]:
     if not cgroups:
         return ()
     pids: set[int] = set()
-    for path in cgroups[0].rglob("cgroup.procs"):
+    # Groups come and go meanwhile: os.walk passes over those that are gone.
+    for folder, _, _ in os.walk(cgroups[0]):
         with contextlib.suppress(OSError):
-            pids.update(map(int, path.read_text().split()))
+            pids.update(map(int, Path(folder, "cgroup.procs").read_text().split()))
     return tuple(sorted(pids))
 
 
@@ -545,9 +546,9 @@ def _remove(session: Path) -> None:
     cgroups = [Path(line) for line in listed.read_text().splitlines()] if listed.exists() else []
     _kill_all([path for path in cgroups if path.exists()])
     for cgroup in cgroups:
-        for path in sorted((*cgroup.rglob("*/"), cgroup), key=lambda path: -len(path.parts)):
+        for folder, _, _ in os.walk(cgroup, topdown=False):
             with contextlib.suppress(OSError):
-                path.rmdir()
+                Path(folder).rmdir()
     if os.path.ismount(session / "root"):
         _run(("umount", "--lazy", str(session / "root")))
     shutil.rmtree(session, onerror=_force)
