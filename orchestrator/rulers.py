@@ -234,11 +234,13 @@ def audit(whole: Deltas, before: Snapshot, after: Snapshot, ours: Books) -> tupl
     warned: list[str] = []
     if whole.counter_reset:
         return ("counter_reset: the server's counters began anew during the trial",), ()
-    for when, snapshot in (("before our first", before), ("after our last", after)):
+    # What we gave up may still be on its way out of the server.
+    for when, snapshot, ours_still in (("before our first", before, 0), ("after our last", after, ours.open_requests)):
         if snapshot.busy is None:
             warned.append(f"the server does not tell whether requests ran {when} request")
-        elif snapshot.busy > 0:
-            invalid.append(f"foreign_traffic: {snapshot.busy:.0f} requests ran {when} request")
+        elif snapshot.busy > ours_still:
+            strangers = snapshot.busy - ours_still
+            invalid.append(f"foreign_traffic: {strangers:.0f} requests ran {when} request")
     if whole.generation_tokens is None:
         invalid.append("no_counter: the server exports no vllm:generation_tokens_total")
         return tuple(invalid), tuple(warned)

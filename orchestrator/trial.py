@@ -43,6 +43,7 @@ _TICK_S = 0.01  # how often the event loop's lateness is sampled
 _IDLE_WAIT_S = 2.0  # the previous trial's last request may still be leaving the server
 _SETTLE_S = 1.0  # the server writes its counters a moment after the last answer
 _SCRAPE_S = 5.0
+_FAILED_DRAIN_S = 1.0  # a failed trial has no books to close: its running requests are given up
 _LOOK_S = 0.002  # how soon a token is noticed while we wait for one
 _UNSURE = 0.01  # of the window, by the duration of its two reads: above it is a warning
 _BACKOFF_S = (0.05, 1.0)  # first and longest pause of a stream after an error
@@ -462,8 +463,8 @@ class Trial:
     async def _window_end(self, opened_s: float) -> None:
         """At the first end of a request of the last stream after 90 % of `window_s`, if one comes by 150 %.
 
-        Else at a token. The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too many or too
-        few, which is 10 % of a short window.
+        Else at a token. The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too
+        many or too few, which is 10 % of a short window.
         """
         nominal_s = self._spec.window_s
         due_s, latest_s = opened_s + nominal_s, opened_s + 1.5 * nominal_s
@@ -496,7 +497,7 @@ class Trial:
         self._draining.set()
         if not self._streams:
             return
-        limit_s = None if self._failed_at is None else _AFTER_FAILURE_S
+        limit_s = None if self._failed_at is None else _FAILED_DRAIN_S
         if "stall" in self._errors:
             limit_s = 0.0
         _, running = await asyncio.wait(self._streams, timeout=limit_s)
