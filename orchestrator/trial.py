@@ -463,8 +463,8 @@ class Trial:
     async def _window_end(self, opened_s: float) -> None:
         """At the first end of a request of the last stream after 90 % of `window_s`, if one comes by 150 %.
 
-        Else at a token. The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill too
-        many or too few, which is 10 % of a short window.
+        Else at a token. The window then holds whole periods of every stream. Cut anywhere, it would hold one prefill
+        too many or too few, which is 10 % of a short window.
         """
         nominal_s = self._spec.window_s
         due_s, latest_s = opened_s + nominal_s, opened_s + 1.5 * nominal_s

@@ -126,7 +126,7 @@ def effective(box: Box) -> tuple[str, ...]:
 
 
 def ours_on(box: Box) -> list[str]:
-    """What of us is left on the box: files under /run, timers (the empty folder of all units and the lock's may stay)."""
+    """What of us is left on the box: files under /run, timers. An empty folder of all units may stay, and the lock."""
     found = box.sh(
         ("sh", "-c", "find /run -name '*coldboot*' 2>/dev/null; systemctl list-timers --all | grep -i coldboot"),
         check=False,
