@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
@@ -17,6 +18,7 @@ import orjson
 from orchestrator.errors import BoxError
 from orchestrator.journal import Classifier
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
+from orchestrator.redact import redact_text
 
 _MAX_LOGGER_SAMPLES = 4096
 
@@ -144,7 +146,9 @@ class Watch:
         with self._progress:
             self._progress.notify_all()
 
-    def _take(self, entry: JournalEntry, sink: BinaryIO) -> None:
+    def _take(self, raw: JournalEntry, sink: BinaryIO) -> None:
+        # vLLM prints the API key of its command line; from here on nobody sees it, the evidence included.
+        entry = replace(raw, message=redact_text(raw.message))
         sink.write(to_journal_line(entry))
         rate = self._logger_rate(entry.message)
         with self._lock:

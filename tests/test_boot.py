@@ -1,0 +1,266 @@
+"""One boot on a real engine process: the order of its steps, and each way in which it can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal_engine import QUICK
+
+from orchestrator.boot import Rig, cycle
+from orchestrator.box.engines import ENGINES, Launch
+from orchestrator.box.services import Service, make_service
+from orchestrator.box.transports import Transport, connect
+from orchestrator.interrupts import Interrupts
+from orchestrator.matrix import BoxSpec, Deadlines, LoadSpec, Variant
+from orchestrator.plan import PlannedBoot
+from orchestrator.records import AnyRecord, BootEnded, JournalAnswered, StepEnded, TrialEnded
+from orchestrator.survey import compose, isolated_port
+
+ROOT = Path(__file__).parent.parent
+LOAD = LoadSpec(
+    window_s=0.15,
+    warmup_s=0,
+    max_warmup_s=0.5,
+    input_tokens=16,
+    output_tokens=8,
+    sanity_tokens=2,
+    headroom_tokens=2,
+    request_timeout_s=10,
+)
+DEADLINES = Deadlines(
+    clean_slate_s=2, ready_s=20, first_request_s=20, headroom_s=20, sanity_s=20, trial_s=20, stop_s=5, command_s=10
+)
+MEASURED = ["clean_slate", "cold", "render", "start", "ready", "first_request", "headroom", "sanity", "trials", "stop"]
+
+
+@dataclass
+class Bench:
+    """A rehearsal box of a test's own, and what happens at which record."""
+
+    folder: Path
+    transport: Transport
+    spec: BoxSpec
+    service: Service
+    port: int
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    deadlines: Deadlines = DEADLINES
+    levels: tuple[int, ...] = (1, 2)
+    seen: list[AnyRecord] = field(default_factory=list)
+
+    def launch(self, tokens: int, **flags: Any) -> Launch:
+        unit = self.service.describe()
+        composed = compose(self.spec, unit.argv, Variant(name="v", set={"spec-tokens": tokens, **flags}), self.port)
+        assert isinstance(composed, Launch)
+        own = ENGINES["rehearsal"].own_env(state=str(self.folder / "state"), time_scale=0.002)
+        personality = {"COLDBOOT_REHEARSAL_PERSONALITY": str(self.folder / "personality.toml")}
+        return replace(composed, env=own | personality | composed.env)
+
+    def boot(self, launch: Launch, at: Callable[[AnyRecord], None] = lambda _record: None, name: str = "b01-v") -> None:
+        rig = Rig(
+            transport=self.transport,
+            service=self.service,
+            engine=ENGINES["rehearsal"],
+            unit=self.service.describe(),
+            experiment="test",
+            load=LOAD,
+            deadlines=self.deadlines,
+            concurrency=self.levels,
+            headroom=True,
+            seed=1,
+            boot_folder=self.boot_folder,
+            interrupts=self.interrupts,
+            cache_root=str(self.folder / "caches" / "here"),
+        )
+        planned = PlannedBoot(boot=name, variant="v", cache="cold", block=1, position=1)
+        for record in cycle(planned, launch, rig):
+            self.seen.append(record)
+            at(record)
+
+    def boot_folder(self, boot: str) -> Path:
+        folder = self.folder / "boots" / boot
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def steps(self) -> list[str]:
+        return [record.name for record in self.seen if isinstance(record, StepEnded)]
+
+    @property
+    def end(self) -> BootEnded:
+        end = self.seen[-1]
+        assert isinstance(end, BootEnded)
+        return end
+
+    def step(self, name: str) -> StepEnded:
+        return next(record for record in self.seen if isinstance(record, StepEnded) and record.name == name)
+
+    @property
+    def trials(self) -> list[TrialEnded]:
+        return [record for record in self.seen if isinstance(record, TrialEnded)]
+
+    def engine_core(self) -> int:
+        """The process id of the EngineCore: the child of the one that serves."""
+        main = self.service.state().main_pid
+        return next(pid for pid in self.service.pids() if pid != main and _parent(pid) == main)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def at_step(name: str, what: Callable[[], None]) -> Callable[[AnyRecord], None]:
+    def look(record: AnyRecord) -> None:
+        if isinstance(record, StepEnded) and record.name == name:
+            what()
+
+    return look
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    spec = BoxSpec(
+        name="rehearsal",
+        transport="local",
+        service="process",
+        engine="rehearsal",
+        unit_file=ROOT / "examples" / "vllm-qwen.service",
+    )
+    transport = connect(spec)
+    (tmp_path / "personality.toml").write_text(QUICK)
+    made = Bench(
+        tmp_path, transport, spec, make_service(transport, spec, tmp_path / "box"), isolated_port(transport, spec)
+    )
+    yield made
+    made.service.stop(kill=True, deadline_s=5)
+    transport.close()
+
+
+def test_a_good_boot_takes_its_steps_in_order_and_leaves_nothing(bench):
+    bench.boot(bench.launch(1))
+    assert bench.steps == MEASURED
+    assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == ("completed", False, None)
+    assert bench.end.cache_proof == "compiled"
+    assert [(trial.concurrency, trial.valid, trial.failed) for trial in bench.trials] == [
+        (1, True, False),
+        (2, True, False),
+    ]
+    assert all(trial.client_tokens == trial.whole.generation_tokens for trial in bench.trials)
+    assert bench.service.pids() == ()
+    assert not [
+        path for path in (bench.folder / "caches").rglob("*") if path.is_file() and "torch_compile" in str(path)
+    ]
+    kept = {path.name for path in (bench.folder / "boots" / "b01-v").iterdir()}
+    assert {"journal.jsonl", "requests-c1.jsonl", "requests-c2.jsonl", "metrics-c1.jsonl"} <= kept
+
+
+def test_a_second_boot_is_cold_again_because_its_caches_are_its_own(bench):
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+    bench.boot(bench.launch(1), name="b02-v")
+    assert [record.cache_proof for record in bench.seen if isinstance(record, BootEnded)] == ["compiled", "compiled"]
+
+
+def test_death_at_the_first_request_ends_the_boot_at_once_with_its_cause(bench):
+    bench.boot(bench.launch(3))
+    assert bench.steps == ["clean_slate", "cold", "render", "start", "ready", "first_request", "stop"]
+    assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == ("crashed", True, "first_request")
+    assert bench.end.why == "triton_oom in first_request: RuntimeError: Triton Error [CUDA]: out of memory"
+    answer = next(record.answer for record in bench.seen if isinstance(record, JournalAnswered))
+    assert (answer.outcome, answer.phase, answer.cause) == ("fatal", "first_request", "triton_oom")
+    assert bench.step("first_request").facts["noticed_after_s"] < 0.5
+    assert bench.step("stop").facts["polite"] is False
+    assert bench.service.pids() == ()
+
+
+def test_an_engine_that_fails_to_start_is_told_at_once_and_not_at_the_deadline(bench):
+    bench.boot(bench.launch(1, **{"gpu-memory-utilization": 0.99}))
+    assert bench.end.boot_outcome == "crashed"
+    assert bench.end.step == "ready"
+    assert bench.step("ready").seconds < DEADLINES.ready_s / 2
+    answer = next(record.answer for record in bench.seen if isinstance(record, JournalAnswered))
+    assert answer.outcome == "startup_failure"
+
+
+def test_a_flag_that_the_engine_does_not_know_is_its_own_cause(bench):
+    bench.boot(bench.launch(1, **{"no-such-flag": 7}))
+    assert bench.end.boot_outcome == "crashed"
+    assert bench.end.why.startswith("cli_bad_flag in config")
+
+
+def test_not_ready_by_the_deadline_is_not_a_crash(bench):
+    bench.deadlines = DEADLINES.model_copy(update={"ready_s": 0.2})
+    slow = bench.launch(1)
+    bench.boot(replace(slow, env=slow.env | {"COLDBOOT_REHEARSAL_TIME_SCALE": "0.5"}))
+    assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == ("not_ready", False, "ready")
+    assert "0.2 s" in bench.end.why
+    assert bench.service.pids() == ()
+
+
+def test_an_engine_core_that_is_killed_during_the_trials_is_a_crash_although_the_server_exits_0(bench):
+    bench.levels = (1, 2, 4)
+
+    def kill(record: AnyRecord) -> None:
+        if isinstance(record, TrialEnded) and record.concurrency == 1:
+            os.kill(bench.engine_core(), signal.SIGKILL)
+
+    bench.boot(bench.launch(1), kill)
+    assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == ("crashed", True, "trials")
+    assert bench.trials[0].failed is False
+    assert bench.trials[-1].failed is True
+    answer = next(record.answer for record in bench.seen if isinstance(record, JournalAnswered))
+    assert answer.outcome == "fatal"
+    assert answer.cause in ("engine_dead_no_root", "sigkill_unattributed")
+
+
+def test_a_500_from_a_living_engine_is_recorded_and_the_other_levels_go_on(bench):
+    bench.levels = (1, 8)
+    bench.boot(bench.launch(5))
+    assert bench.end.boot_outcome == "completed"
+    assert [(trial.concurrency, trial.failed) for trial in bench.trials] == [(1, False), (8, True)]
+    assert bench.trials[1].errors.keys() == {"http_500"}
+    assert bench.trials[1].tokens_per_s is None
+
+
+def test_a_wish_to_stop_ends_the_boot_as_aborted_and_kills_what_runs(bench):
+    bench.boot(bench.launch(1), at_step("first_request", lambda: bench.interrupts.wish("asked to")))
+    assert (bench.end.boot_outcome, bench.end.died) == ("aborted", False)
+    assert bench.end.why == "asked to"
+    assert "trials" not in bench.steps
+    assert bench.steps[-1] == "stop"
+    assert bench.service.pids() == ()
+
+
+def test_a_taken_port_disturbs_the_boot_and_says_so(bench):
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", bench.port))
+        stranger.listen()
+        bench.boot(bench.launch(1))
+    assert bench.steps == ["clean_slate", "stop"]
+    assert bench.end.boot_outcome == "disturbed"
+    assert f"port {bench.port} is taken" in bench.end.why
+
+
+def test_what_a_killed_campaign_left_is_ended_before_the_next_boot(bench):
+    bench.levels = (1,)
+    bench.service.install(bench.launch(1))
+    bench.service.start()
+    left = bench.service.pids()
+    assert left
+    bench.boot(bench.launch(1))
+    assert bench.end.boot_outcome == "completed"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+
+
+def test_secrets_stay_out_of_the_records_and_the_raw_files(bench):
+    bench.levels = (1,)
+    bench.boot(bench.launch(1, **{"api-key": "sesame-open"}))
+    assert bench.end.boot_outcome == "completed", bench.end.why
+    assert not any("sesame-open" in record.model_dump_json() for record in bench.seen)
+    assert not [path for path in (bench.folder / "boots").rglob("*.*") if b"sesame-open" in path.read_bytes()]
