@@ -229,6 +229,8 @@ def run(options: Options, listener: Listener, next_boots: NextBoots) -> Ended:
         ColdbootError: bad input (4), a box that cannot be used or was lost (3).
     """
     design = prepare(options)
+    for note in design.matrix.notes:
+        listener.warn(note)
     if not design.todo() and not _more(design, next_boots):
         return Ended("was_complete", design.folder)
     transport = connect(design.box)
