@@ -150,3 +150,12 @@ def test_a_box_without_flock_says_what_is_needed(here, name, tmp_path, monkeypat
         lock.hold(here, name, "ann")
     assert caught.value.status == 127
     assert "util-linux" in caught.value.hint
+
+
+def test_whoever_asks_is_told_the_holder_and_takes_nothing(here, name):
+    assert lock.holder(here, name) is None
+    with lock.hold(here, name, "ann@laptop pid 41"):
+        assert lock.holder(here, name).startswith("ann@laptop pid 41 since 20")
+    assert lock.holder(here, name) is None
+    with lock.hold(here, name, "next"):
+        pass

@@ -109,12 +109,13 @@ def sudoers_line(login: str, user: str, argv: Sequence[str], *, path: str | None
 
 
 # `command -v` would answer with the shell's own printf or kill; sudo looks where its secure_path says.
-_FIND = """
+FIND = """
 IFS=:
 for folder in /usr/local/sbin /usr/local/bin /usr/sbin /usr/bin /sbin /bin $PATH; do
     [ -x "$folder/$1" ] && { echo "$folder/$1"; exit 0; }
 done
 """
+"""A script that says where a program stands, for sudoers."""
 _REFUSALS = re.compile(
     r"^(?:sudo: (?:a password is required|a terminal is required|sorry, you must have a tty|no tty present)"
     r"|Sorry, user \S+ (?:is not allowed to execute|may not run sudo)"
@@ -318,6 +319,6 @@ class Runner(ABC):
     def _refusal(self, argv: Sequence[str], user: str, line: str, status: int) -> CommandFailed:
         path = None
         if "/" not in argv[0]:
-            _, found = split_mark(self._execute(run_line(("sh", "-c", _FIND, "sh", argv[0])), None, KILL_S).stdout)
+            _, found = split_mark(self._execute(run_line(("sh", "-c", FIND, "sh", argv[0])), None, KILL_S).stdout)
             path = found.decode("utf-8", errors="replace").strip() or None
         return refusal(argv, user, login=self.user, line=line, status=status, path=path)

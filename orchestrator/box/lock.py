@@ -47,6 +47,16 @@ if [ $status = 75 ]; then
 fi
 exit $status
 """
+_LOOK = """
+[ -d "$1" ] || exit 0
+flock -n -E 75 "$1" true
+status=$?
+if [ $status = 75 ]; then
+    pid=$(pgrep -o -f "^flock -n -o -E 75 $1 sh -c")
+    [ -z "$pid" ] || tr '\\0' '\\n' < "/proc/$pid/cmdline" | tail -n 1
+fi
+exit $status
+"""
 _BREAK = """
 group=$(ps -o pgid= -p "$1") || exit 0
 kill -s KILL -- "-$((group))"
@@ -142,6 +152,18 @@ def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = Fal
     if isinstance(taken, _Holder):
         raise _busy(name, taken, hint=_WAIT)
     return taken
+
+
+def holder(transport: Transport, name: str) -> str | None:
+    """Who holds the lock of a box, as they said themselves; None when it is free. Takes it for an instant at most.
+
+    Raises:
+        BoxError: it could not be asked.
+    """
+    said = transport.run(("sh", "-c", _LOOK, "coldboot-lock", _folder(name)), timeout_s=ANSWER_S, check=False)
+    if said.status != _BUSY:
+        return None
+    return said.stdout.strip() or "a process that this login cannot see"
 
 
 _WAIT = "wait for it to end; if it is nobody's any more, `invoke restore --break-lock` ends it"

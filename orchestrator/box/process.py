@@ -170,6 +170,10 @@ class ProcessService:
             cache_root=posixpath.join(home, posixpath.dirname(self._dir), "caches"),
         )
 
+    def look(self) -> UnitFacts:
+        """See `Service.look`."""
+        return self.describe()
+
     def _base(self, home: str, uid: int) -> tuple[tuple[str, ...], dict[str, str]]:
         path = self._box.unit_file
         if path is None:
@@ -309,6 +313,10 @@ class ProcessService:
 
     def disarm(self) -> None:
         """See `Service.disarm`."""
+
+    def sudo_needs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """See `Service.sudo_needs`: none."""
+        return ()
 
     def sudo_lines(self) -> tuple[str, ...]:
         """See `Service.sudo_lines`: none is needed."""

@@ -139,7 +139,8 @@ class SystemdService:
         return f"{self._directory}/{DROP_IN}"
 
     @property
-    def _dead_man(self) -> DeadMan:
+    def dead_man(self) -> DeadMan:
+        """Where the restore that the box does by itself lives."""
         ours = (self.drop_in, self._env_file)
         run = f"{self._runtime}/coldboot/{self.name}"
         return DeadMan(self.name, self._user, self._base, run, self.drop_in, ours)
@@ -164,8 +165,18 @@ class SystemdService:
     def describe(self) -> UnitFacts:
         """See `Service.describe`. Base flags come from the installed unit, or from the box's `unit_file:`."""
         parts = self._parts()
+        self._refuse_unit(parts)
+        self._refuse_login(parts)
+        return self._read(parts)
+
+    def look(self) -> UnitFacts:
+        """See `Service.look`."""
+        parts = self._parts()
+        self._refuse_unit(parts)
+        return self._read(parts)
+
+    def _read(self, parts: dict[str, str]) -> UnitFacts:
         shown = _properties(parts["show"])
-        self._refuse(shown, parts)
         self.name = self.lock_name = shown["Id"]
         drop_ins = _paths(shown.get("DropInPaths", ""))
         files = _split_cat(parts["cat"], (shown["FragmentPath"], *drop_ins))
@@ -213,12 +224,13 @@ class SystemdService:
 
     def _parts(self) -> dict[str, str]:
         script = _DESCRIBE.replace("__FACTS__", " -p ".join(_FACTS))
-        said = self._sh(script, self.name, self.drop_in, self._dead_man.script, *self._ctl)
+        said = self._sh(script, self.name, self.drop_in, self.dead_man.script, *self._ctl)
         found = (part.partition("\n") for part in said.split(_PART)[1:])
         return {name: text for name, _, text in found}
 
-    def _refuse(self, shown: dict[str, str], parts: dict[str, str]) -> None:
+    def _refuse_unit(self, parts: dict[str, str]) -> None:
         """Raises for a unit that cannot be measured, with what to run."""
+        shown = _properties(parts["show"])
         ctl = "systemctl --user" if self._user else "systemctl"
         if "LoadState" not in shown:
             raise BoxError(
@@ -242,6 +254,9 @@ class SystemdService:
                 f"{self.name} has DynamicUser=yes: there is no user to whom cold caches could belong",
                 hint="give it a User= of its own",
             )
+
+    def _refuse_login(self, parts: dict[str, str]) -> None:
+        """Raises for a login that cannot see or keep the unit, with what to run."""
         if self._user and parts["linger"].strip() != "yes":
             raise BoxError(
                 f"the login {self._transport.user} has no lingering: its units end with its last session",
@@ -284,7 +299,7 @@ class SystemdService:
         facts = self.describe()
         active = facts.active
         if facts.our_drop_in:
-            known = was_active(self._sh(_READ, self._dead_man.script))
+            known = was_active(self._sh(_READ, self.dead_man.script))
             active = active if known is None else known
         return ProductionState(
             unit=self.name, active=active, enabled=facts.enabled, command=facts.argv, drop_ins=facts.drop_ins
@@ -412,7 +427,7 @@ class SystemdService:
 
     def _act(self, actions: Sequence[Action]) -> None:
         """Do what goes on with a boot, unless the box has restored by itself or somebody took our drop-in away."""
-        dead, checks = self._dead_man, []
+        dead, checks = self.dead_man, []
         if self._armed:
             checks.append(Action("the box has not restored by itself", ("test", "-e", dead.heart)))
         if self._loaded is not None:
@@ -491,7 +506,7 @@ class SystemdService:
     def _restore_actions(self, was: ProductionState) -> tuple[Action, ...]:
         return (
             *self._kill_actions,
-            self._action("our drop-in away", "rm", "-f", *self._dead_man.ours),
+            self._action("our drop-in away", "rm", "-f", *self.dead_man.ours),
             self._action("and its directory if it is empty", "rmdir", self._directory, may_fail=True),
             self._ctl_action("systemd reads that", "daemon-reload"),
             self._ctl_action("our failures forgotten", "reset-failed", self.name, may_fail=True),
@@ -526,7 +541,7 @@ class SystemdService:
         self._armed = True
 
     def _arm_actions(self, was: ProductionState, dead_man_s: float) -> tuple[Action, ...]:
-        dead = self._dead_man
+        dead = self.dead_man
         service, timer = dead.unit_paths
         login = self._transport.user
         script = dead.script_text(active=was.active, dead_man_s=dead_man_s)
@@ -544,7 +559,7 @@ class SystemdService:
     def beat(self) -> None:
         """See `Service.beat`."""
         said = self._transport.run(
-            ("sh", "-c", BEAT, "coldboot", self._dead_man.heart), timeout_s=COMMAND_S, check=False
+            ("sh", "-c", BEAT, "coldboot", self.dead_man.heart), timeout_s=COMMAND_S, check=False
         )
         if said.status == FIRED:
             raise self._restored_by_itself()
@@ -557,7 +572,7 @@ class SystemdService:
         self._armed = False
 
     def _disarm_actions(self) -> tuple[Action, ...]:
-        dead = self._dead_man
+        dead = self.dead_man
         return (
             self._ctl_action("no restore by itself any more", "stop", dead.timer, dead.service, may_fail=True),
             self._action("its units away", "rm", "-f", *dead.unit_paths),
@@ -565,8 +580,8 @@ class SystemdService:
             self._ctl_action("systemd reads that", "daemon-reload"),
         )
 
-    def sudo_lines(self) -> tuple[str, ...]:
-        """See `Service.sudo_lines`: exactly what the actions of this service are, and the caches as the unit's user."""
+    def sudo_needs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """See `Service.sudo_needs`: exactly what the actions of this service are, and the caches as the unit's user."""
         if self._user or self._transport.is_root:
             return ()
         was = ProductionState(unit=self.name, active=True)
@@ -580,8 +595,11 @@ class SystemdService:
         needed = [("root", action.argv) for action in actions if action.as_user == "root"]
         if self._facts is not None:
             needed += caches.sudo_needs(self._facts, self._transport.user)
-        lines = (commands.sudoers_line(self._transport.user, user, argv) for user, argv in needed)
-        return tuple(dict.fromkeys(lines))
+        return tuple(dict.fromkeys(needed))
+
+    def sudo_lines(self) -> tuple[str, ...]:
+        """See `Service.sudo_lines`."""
+        return tuple(commands.sudoers_line(self._transport.user, user, argv) for user, argv in self.sudo_needs())
 
     def _sh(self, script: str, *arguments: str) -> str:
         return self._transport.run(("sh", "-c", script, "coldboot", *arguments), timeout_s=COMMAND_S).stdout

@@ -100,6 +100,13 @@ class Service(Protocol):
             BoxError: no such unit, or one that cannot be measured; says what to run.
         """
 
+    def look(self) -> UnitFacts:
+        """The same, also for a login that may not read the journal, or whose units end with its session.
+
+        Raises:
+            BoxError: no such unit, or one that cannot be measured by whomever.
+        """
+
     def production(self) -> ProductionState:
         """What must be there after the campaign; after a killed one, what that one had found."""
 
@@ -152,6 +159,9 @@ class Service(Protocol):
 
     def disarm(self) -> None:
         """Takes the timer away. A second call changes nothing."""
+
+    def sudo_needs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(user, command) that the login must be allowed to run by sudo; empty when it needs none."""
 
     def sudo_lines(self) -> tuple[str, ...]:
         """The lines of sudoers that the login needs; empty when it needs none."""
