@@ -58,7 +58,7 @@ def test_the_shipped_variants_say_only_what_differs(shipped):
 
 def test_the_shipped_rehearsal_is_short_and_the_real_box_is_not(shipped):
     rehearsal, gwen = shipped.effective_load("rehearsal"), shipped.effective_load("gwen")
-    assert (rehearsal.window_s, rehearsal.output_tokens) == (1, 16)
+    assert (rehearsal.window_s, rehearsal.output_tokens) == (0.65, 12)
     assert (gwen.window_s, gwen.input_tokens, gwen.output_tokens) == (30, 512, 256)
     assert shipped.effective_deadlines("rehearsal").ready_s == 30
     assert shipped.effective_deadlines("gwen").ready_s == 900

@@ -242,7 +242,8 @@ def test_a_client_that_goes_away_aborts_its_request(server):
     before = server.metrics()
     body = {"model": "qwen3-27b", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: the stream is closed with its iterator
+        next(lines)
         assert server.metrics()["vllm:num_requests_running"] == 1
     name = 'vllm:request_success_total{finished_reason="abort"}'
     wait_until(lambda: server.metrics()[name] == before[name] + 1, "abort", 3)
