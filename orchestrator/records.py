@@ -403,7 +403,7 @@ class Series(Frozen):
     `concurrency` and `caches` are what was planned for every variant; both are empty for a hand-recorded series, whose
     cells are those that it mentions. `changes`: flags that differ from production, a variant. `refute_looks` and
     `vouch_looks` are the numbers of boots after which an adaptive plan may refute and vouch, each at its α; both empty:
-    one look, at all boots that there are.
+    one look, at all boots that there are. `notes` are warnings about where the boots come from.
     """
 
     experiment: str
@@ -425,6 +425,7 @@ class Series(Frozen):
     vouch_looks: tuple[int, ...] = ()
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
+    notes: tuple[str, ...] = ()
 
 
 class CellVerdict(Frozen):
@@ -502,6 +503,7 @@ class Verdicts(Frozen):
     vouch_looks: tuple[int, ...] = ()
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
+    notes: tuple[str, ...] = ()
     variants: tuple[VariantVerdict, ...] = ()
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)

@@ -26,6 +26,8 @@ CSV (`.csv`): a header, then one value a line; columns in any order, `cache` and
     spec-3,1,,,cold,triton_oom
 
 `boot` is any name; boots stand in the order in which their names first appear. `value` is a number, `null` or `-`.
+
+A folder, or a `.json` that another load generator wrote, is read by `foreign`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from orchestrator import yamlfile
+from orchestrator import foreign, yamlfile
 from orchestrator.errors import SeriesError
 from orchestrator.records import BootResult, CacheState, Level, Series
 from orchestrator.yamlfile import KeyPath, say_path
@@ -61,7 +63,7 @@ def read_series(path: Path) -> Series:
     """Read a file of boots.
 
     Args:
-        path: `.csv`, `.json`, or anything else as YAML.
+        path: `.csv`, `.json`, or anything else as YAML; or results of another tool, a file or a folder of them.
 
     Returns:
         The boots variant by variant; `block` is the boot's number within its variant.
@@ -69,12 +71,22 @@ def read_series(path: Path) -> Series:
     Raises:
         SeriesError: the file cannot be read or has problems, all of them, each with where it stands.
     """
+    if path.is_dir() or _is_foreign(path):
+        return foreign.read_results(path)
     text = _text(path)
     reading = _Reading(path.name)
     series = _from_csv(reading, text, path.stem) if path.suffix.lower() == ".csv" else _from_tree(reading, text, path)
     if reading.problems or series is None:
         raise SeriesError(tuple(reading.problems), hint="`null` is measured and failed, `-` is not measured")
     return series
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether another tool wrote this file; what cannot be read is for our own reader to say."""
+    try:
+        return path.suffix.lower() == ".json" and foreign.is_result(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _text(path: Path) -> str:

@@ -47,7 +47,8 @@ def table(verdicts: Verdicts) -> RenderableType:
         for variant in ranked
         if variant.reasons
     ]
-    return Group(*stamp, grid, unit, Text(""), *reasons, Text(""), Text(words.clean(verdicts.sentence)))
+    notes = [Text(words.clean(f"Note: {note}."), style="yellow") for note in verdicts.notes]
+    return Group(*stamp, grid, unit, Text(""), *reasons, Text(""), Text(words.clean(verdicts.sentence)), *notes)
 
 
 def _cells(cells: list[CellVerdict], *, several: bool) -> Text:

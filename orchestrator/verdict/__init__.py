@@ -52,6 +52,7 @@ def judge(series: Series) -> Verdicts:
         vouch_looks=series.vouch_looks,
         refute_alpha=series.refute_alpha,
         vouch_alpha=series.vouch_alpha,
+        notes=series.notes,
         variants=tuple(_variant(derived, case) for case in derived.cases),
     )
 
