@@ -1,67 +1,61 @@
-"""What a person sees while a campaign runs: a live table on a terminal, plain lines with times elsewhere.
+"""What a person sees while a campaign runs, and what a program reads: plain lines, warnings alone, or JSON lines.
 
-Everything here goes to stderr; results go to stdout. `NO_COLOR` is honoured by rich.
+The live table of a terminal is in `live`. Progress goes to stderr; `--json-lines` puts each record on stdout, which
+holds nothing else then. `NO_COLOR` is honoured by rich.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime
 from types import TracebackType
-from typing import Protocol, Self
+from typing import IO, Protocol, Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.prompt import Confirm
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.records import (
     AnyRecord,
     BootEnded,
+    BootRecord,
     BootStarted,
     CampaignEnded,
+    CampaignStarted,
     JournalAnswered,
     StepEnded,
     TrialEnded,
 )
-
-_STYLE = {"completed": "green", "crashed": "red", "not_ready": "red", "disturbed": "yellow", "aborted": "yellow"}
-_MARK = {"completed": "✔", "crashed": "✘", "not_ready": "✘", "disturbed": "↻", "aborted": "–"}
-
-
-class Boots(Protocol):
-    """What the display needs of a plan."""
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """In file order."""
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks are planned."""
 
 
 class Listener(Protocol):
     """Who is told what a campaign does."""
 
     def say(self, text: str) -> None:
-        """One line that a person should see."""
+        """Something that a person should see."""
 
     def warn(self, text: str) -> None:
-        """One line that a person must see."""
+        """Something that a person must see: number, limit, next step."""
 
     def confirm(self, question: str) -> bool | None:
         """Asks yes or no; None when nobody can be asked."""
 
-    def planned(self, variants: Sequence[str], blocks: int, left: int) -> None:
-        """The campaign begins: these variants in this many blocks, `left` boots to go."""
+    def planned(self, rows: Sequence[str], blocks: int, earlier: Iterable[AnyRecord] = ()) -> None:
+        """The campaign begins: `rows` (see `row_of`) in so many blocks; `earlier` is what earlier sessions recorded."""
+
+    def left(self, rows: Sequence[str]) -> None:
+        """Which boots are still to go, in order; told before each boot, and empty at the end."""
 
     def record(self, record: AnyRecord) -> None:
         """A record was written."""
+
+
+def row_of(variant: str, cache: str) -> str:
+    """A variant in one cache state, as boots are named: `spec-8`, `spec-8@warm`."""
+    return variant if cache == "cold" else f"{variant}@{cache}"
 
 
 def hours(seconds: float) -> str:
@@ -73,49 +67,43 @@ def hours(seconds: float) -> str:
 
 
 @dataclass(slots=True)
-class _Pace:
-    """How long boots take, for the time that is left: known from the second boot on."""
+class Pace:
+    """How long boots take, each row by itself: a variant that dies at its first request is done sooner."""
 
-    left: int = 0
-    took: list[float] = field(default_factory=list)
+    todo: tuple[str, ...] = ()
+    took: dict[str, list[float]] = field(default_factory=dict)
 
-    def ended(self, seconds: float | None, *, counts: bool) -> None:
-        if seconds is not None:
-            self.took.append(seconds)
-        if counts:
-            self.left = max(0, self.left - 1)
+    def ended(self, end: BootEnded) -> None:
+        """A boot ended."""
+        if end.seconds is not None:
+            self.took.setdefault(row_of(end.variant, end.cache), []).append(end.seconds)
 
     @property
     def left_s(self) -> float | None:
-        if len(self.took) < 2:
+        """Seconds that the boots to go will take; None before the first one has ended."""
+        every = [seconds for row in self.took.values() for seconds in row]
+        if not every:
             return None
-        return self.left * sum(self.took) / len(self.took)
+        mean = sum(every) / len(every)
+        return sum(sum(own) / len(own) if (own := self.took.get(row)) else mean for row in self.todo)
+
+    def say(self) -> str:
+        """`9 boots left, about 12 min`."""
+        boots = f"{len(self.todo)} boot{'' if len(self.todo) == 1 else 's'} left"
+        left = self.left_s
+        return boots if left is None or not self.todo else f"{boots}, about {hours(left)}"
 
 
-class _Shared:
-    """What both displays do alike."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.pace = _Pace()
-
-    def say(self, text: str) -> None:
-        """See `Listener`."""
-        self.console.print(Text(text))
-
-    def warn(self, text: str) -> None:
-        """See `Listener`."""
-        self.console.print(Text(f"WARNING {text}", style="yellow"))
-
-    def planned(self, variants: Sequence[str], blocks: int, left: int) -> None:
-        """See `Listener`."""
-        del variants, blocks
-        self.pace.left = left
+# --- records in words ----------------------------------------------------------------------------------------------
 
 
 def describe(record: AnyRecord) -> str | None:  # noqa: PLR0911 - one line for each kind of record
     """A record as one line; None when it is not worth one."""
     match record:
+        case CampaignStarted():
+            stamp = ", REHEARSAL" if record.rehearsal else ""
+            again = "goes on" if record.resumed else "begins"
+            return f"{record.experiment} on {record.box} {again}: seed {record.seed}{stamp}"
         case BootStarted():
             return f"{record.boot}: starting ({record.cache})"
         case StepEnded(outcome="ok") if record.name in ("ready", "first_request"):
@@ -144,11 +132,15 @@ def trial_text(trial: TrialEnded) -> str:
     return f"at {trial.concurrency}: {trial.tokens_per_s:.1f} tok/s"
 
 
-class PlainListener(_Shared):
-    """Lines with times, nothing that moves: for logs, CI and pipes."""
+# --- displays ------------------------------------------------------------------------------------------------------
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(stderr=True, highlight=False, soft_wrap=True))
+
+class Display:
+    """What all displays on stderr do alike."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.pace = Pace()
 
     def __enter__(self) -> Self:
         return self
@@ -160,118 +152,144 @@ class PlainListener(_Shared):
 
     def say(self, text: str) -> None:
         """See `Listener`."""
-        for line in text.splitlines():
-            super().say(f"{datetime.now().astimezone():%H:%M:%S} {line}")
+        self.console.print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """See `Listener`."""
+        self.console.print(Text(f"WARNING {text}", style="yellow"))
 
     def confirm(self, question: str) -> bool | None:
+        """See `Listener`. Only a terminal can be asked; the answer comes from standard input."""
+        if not (self.console.is_terminal and sys.stdin.isatty()):
+            return None
+        return Confirm.ask(question, console=self.console, default=False)
+
+    def planned(self, rows: Sequence[str], blocks: int, earlier: Iterable[AnyRecord] = ()) -> None:
         """See `Listener`."""
-        del question
-        return None
+        del rows, blocks
+        for record in earlier:
+            if isinstance(record, BootEnded):
+                self.pace.ended(record)
+
+    def left(self, rows: Sequence[str]) -> None:
+        """See `Listener`."""
+        self.pace.todo = tuple(rows)
 
     def record(self, record: AnyRecord) -> None:
         """See `Listener`."""
-        line = describe(record)
         if isinstance(record, BootEnded):
-            self.pace.ended(record.seconds, counts=record.boot_outcome not in ("disturbed", "aborted"))
-            left = self.pace.left_s
-            line = f"{line} ({self.pace.left} boots left" + ("" if left is None else f", about {hours(left)}") + ")"
+            self.pace.ended(record)
+
+
+class PlainListener(Display):
+    """Lines with times, nothing that moves: for logs, CI and pipes."""
+
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], datetime] = datetime.now) -> None:
+        super().__init__(console or Console(stderr=True, highlight=False, soft_wrap=True))
+        self._clock = clock
+        self._day: date | None = None
+
+    def _timed(self, text: str, style: str = "") -> None:
+        for line in text.splitlines():
+            now = self._clock().astimezone()
+            if now.date() != self._day:
+                self._day = now.date()
+                self.console.print(Text(f"{now:%Y-%m-%d, times are %Z}"), soft_wrap=True)
+            self.console.print(Text(f"{now:%H:%M:%S} {line}", style=style), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """See `Listener`."""
+        self._timed(text)
+
+    def warn(self, text: str) -> None:
+        """See `Listener`."""
+        self._timed(f"WARNING {text}", style="yellow")
+
+    def left(self, rows: Sequence[str]) -> None:
+        """See `Listener`."""
+        super().left(rows)
+        if rows:
+            self.say(self.pace.say())
+
+    def record(self, record: AnyRecord) -> None:
+        """See `Listener`."""
+        super().record(record)
+        line = describe(record)
         if line is not None:
             self.say(line)
 
 
-class LiveListener(_Shared):
-    """A table of variant × boot that changes in place, with what happens now, elapsed and left."""
+class QuietListener(Display):
+    """Warnings alone. What was said comes out only before a question, which could not be answered without it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(stderr=True, highlight=False))
-        self.variants: tuple[str, ...] = ()
-        self.blocks = 0
-        self.cells: dict[tuple[str, int], Text] = {}
-        self.levels: dict[tuple[str, int], list[str]] = {}
-        self.current: BootStarted | None = None
-        self.now = ""
-        self.warning = ""
-        self.begun = time.monotonic()
-        self.step_begun = time.monotonic()
-        self._live: Live | None = None
+        super().__init__(console or Console(stderr=True, highlight=False, soft_wrap=True))
+        self._said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """See `Listener`."""
+        self._said.append(text)
+        del self._said[:-20]
+
+    def confirm(self, question: str) -> bool | None:
+        """See `Listener`."""
+        for text in self._said:
+            self.console.print(Text(text))
+        return super().confirm(question)
+
+
+class JsonLines:
+    """Each record as one JSON line on `out`, as it stands in the ledger; the rest is another listener's."""
+
+    def __init__(self, inner: Display, to_line: Callable[[AnyRecord], bytes], out: IO[bytes]) -> None:
+        self.inner = inner
+        self._to_line = to_line
+        self._out: IO[bytes] | None = out
 
     def __enter__(self) -> Self:
+        self.inner.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self.inner.__exit__(kind, error, trace)
+
+    def say(self, text: str) -> None:
+        """See `Listener`."""
+        self.inner.say(text)
 
     def warn(self, text: str) -> None:
         """See `Listener`."""
-        self.warning = text
-        super().warn(text)
+        self.inner.warn(text)
 
     def confirm(self, question: str) -> bool | None:
         """See `Listener`."""
-        return Confirm.ask(question, console=self.console, default=False)
+        return self.inner.confirm(question)
 
-    def planned(self, variants: Sequence[str], blocks: int, left: int) -> None:
+    def planned(self, rows: Sequence[str], blocks: int, earlier: Iterable[AnyRecord] = ()) -> None:
         """See `Listener`."""
-        super().planned(variants, blocks, left)
-        self.variants, self.blocks = tuple(variants), blocks
-        self.begun = time.monotonic()
-        self._live = Live(self, console=self.console, refresh_per_second=4)
-        self._live.start()
+        self.inner.planned(rows, blocks, earlier)
+
+    def left(self, rows: Sequence[str]) -> None:
+        """See `Listener`."""
+        self.inner.left(rows)
 
     def record(self, record: AnyRecord) -> None:
-        """See `Listener`."""
-        self.step_begun = time.monotonic()
-        match record:
-            case BootStarted():
-                self.current, self.now = record, "clean slate"
-                self.levels[record.variant, record.block] = []
-            case StepEnded():
-                self.now = f"after {record.name.replace('_', ' ')}"
-            case TrialEnded():
-                value = "✘" if record.failed else "?" if record.tokens_per_s is None else f"{record.tokens_per_s:.0f}"
-                self.levels.setdefault((record.variant, record.block), []).append(value)
-            case BootEnded():
-                levels = " ".join(self.levels.get((record.variant, record.block), []))
-                mark = f"{_MARK[record.boot_outcome]} {levels or record.why.split(':')[0]}"
-                self.cells[record.variant, record.block] = Text(mark, style=_STYLE[record.boot_outcome])
-                self.pace.ended(record.seconds, counts=record.boot_outcome not in ("disturbed", "aborted"))
-                self.current = None
-            case _:
-                pass
-
-    def __rich__(self) -> Table:
-        """The table as it stands now."""
-        table = Table(title=self._headline(), title_justify="left", caption=self._caption(), caption_justify="left")
-        table.add_column("variant", no_wrap=True)
-        for block in range(1, self.blocks + 1):
-            table.add_column(f"boot {block}", no_wrap=True)
-        for variant in self.variants:
-            table.add_row(variant, *(self._cell(variant, block) for block in range(1, self.blocks + 1)))
-        return table
-
-    def _cell(self, variant: str, block: int) -> Text:
-        current = self.current
-        if current is not None and (current.variant, current.block) == (variant, block):
-            levels = " ".join(self.levels.get((variant, block), []))
-            return Text(f"▶ {levels} {self.now} {time.monotonic() - self.step_begun:.0f} s", style="bold cyan")
-        return self.cells.get((variant, block), Text("·", style="dim"))
-
-    def _headline(self) -> str:
-        elapsed = hours(time.monotonic() - self.begun)
-        left = self.pace.left_s
-        if left is None:
-            return f"{elapsed} elapsed, {self.pace.left} boots left"
-        end = datetime.now().astimezone() + timedelta(seconds=left)
-        return f"{elapsed} elapsed, {self.pace.left} boots left, about {hours(left)} (until {end:%H:%M})"
-
-    def _caption(self) -> str:
-        return f"tok/s by level · Ctrl-C stops and restores{' · ' + self.warning if self.warning else ''}"
+        """See `Listener`. A reader that went away does not end the campaign; the ledger has every record."""
+        self.inner.record(record)
+        if self._out is None:
+            return
+        try:
+            self._out.write(self._to_line(record))
+            self._out.flush()
+        except BrokenPipeError:
+            # What is still in the buffer must not fail again when Python closes standard output.
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a file descriptor is what is wanted
+                os.dup2(nowhere.fileno(), self._out.fileno())
+            self._out = None
+            self.inner.warn(f"nobody reads the JSON lines any more, after {_name(record)}; the ledger has them all")
 
 
-def make_listener() -> PlainListener | LiveListener:
-    """The live table where stderr is a terminal, plain lines elsewhere."""
-    return LiveListener() if sys.stderr.isatty() else PlainListener()
+def _name(record: AnyRecord) -> str:
+    return f"{record.boot}'s {record.kind}" if isinstance(record, BootRecord) else record.kind
