@@ -45,10 +45,21 @@ MAX_BYTES = 1 << 20
 
 # What changes neither an engine's command nor a number: it may differ between two sessions of one experiment.
 _BOX_MAY_CHANGE = frozenset(
-    {"transport", "host", "ssh_config", "user", "sudo", "cache_root", "dead_man_s", "port", "isolate_port"}
+    {
+        "transport",
+        "host",
+        "ssh_config",
+        "user",
+        "sudo",
+        "cache_root",
+        "dead_man_s",
+        "reconnect_s",
+        "port",
+        "isolate_port",
+    }
     | {"load", "deadlines", "name"}
 )
-_DEADLINES_MAY_CHANGE = frozenset({"clean_slate_s", "stop_s", "command_s"})
+_DEADLINES_MAY_CHANGE = frozenset({"clean_slate_s", "stop_s", "command_s", "on_end_s"})
 
 
 class BoxSpec(BoxKeys):
@@ -95,6 +106,7 @@ class Matrix(Frozen):
     load: LoadSpec = LoadSpec()
     deadlines: Deadlines = Deadlines()
     production: str | None = None
+    on_end: tuple[str, ...] | None = None
     text: str = ""
     path: Path = Path("matrix.yaml")
     own_box: str = ""
@@ -355,6 +367,7 @@ def _build(document: Document, text: str, path: Path) -> Matrix:
         load=file.load,
         deadlines=file.deadlines,
         production=file.production,
+        on_end=file.on_end,
         text=text,
         path=path,
         notes=tuple(note.say(str(path)) for note in matrix_check.notes(document)),

@@ -112,6 +112,7 @@ class Deadlines(Keys):
     trial_s: Seconds = key(600.0, "For one trial: warm-up, window, and the last answers.", _POSITIVE)
     stop_s: Seconds = key(90.0, "For the engine to stop when asked; then it is killed.", _POSITIVE)
     command_s: Seconds = key(30.0, "For any single command on the box.", _POSITIVE)
+    on_end_s: Seconds = key(60.0, "For the command of `on_end:`; then it is killed.", _POSITIVE)
 
 
 class BoxKeys(Keys):
@@ -192,6 +193,9 @@ class BoxKeys(Keys):
     dead_man_s: Seconds = key(
         900.0, "The box restores production by itself when nothing was heard from us for so long.", _POSITIVE
     )
+    reconnect_s: Seconds = key(
+        900.0, "How long a box that was lost in mid campaign is tried again; a reboot must fit into it.", _POSITIVE
+    )
     load: LoadSpec | None = key(None, "What differs from the top-level `load:` on this box.", "a mapping")
     deadlines: Deadlines | None = key(None, "What differs from the top-level `deadlines:` on this box.", "a mapping")
 
@@ -269,6 +273,13 @@ class MatrixFile(Keys):
         None,
         "Which variant is what production runs now. Default: the one whose flags equal production's.",
         "a name under `variants:`",
+    )
+    on_end: tuple[str, ...] | None = key(
+        None,
+        "A command of yours that is run on this side when a campaign has ended or failed, without a shell. What "
+        "happened is in its environment: COLDBOOT_OUTCOME, COLDBOOT_WINNER and more, see docs/reference.md.",
+        "a list of words, such as [./notify, night]",
+        min_length=1,
     )
     load: LoadSpec = key(LoadSpec(), "How each trial loads the engine.", "a mapping")
     deadlines: Deadlines = key(Deadlines(), "How long each step of a boot may take.", "a mapping")

@@ -97,9 +97,10 @@ One entry a variant, by name. Production's command comes from the unit; a varian
 
 `invoke matrix` again goes on with an experiment. It refuses, and names what changed, when these differ from what the
 experiment began with: variants and their flags, `concurrency`, `cache`, `headroom`, `tolerance`, the load, the
-deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`), and of the box its `service`, `unit`,
-`unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`, `seed` (the plan
-keeps the one that it began with), `box`, comments, order, and how the box is reached. `--new` starts afresh.
+deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
+`service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
+`seed` (the plan keeps the one that it began with), `box`, `on_end`, comments, order, and how the box is reached.
+`--new` starts afresh.
 
 ## Where results go
 
