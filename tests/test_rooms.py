@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "orchestrator"
 
-SHARED = {"errors", "records", "redact", "orchestrator"}
+SHARED = {"errors", "records", "redact", "failpoints", "orchestrator"}
 DESIGN = {"matrix", "matrix_keys", "matrix_check", "yamlfile"}
 MACHINE = {"box", "journal", "load", "trial", "rulers", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
@@ -18,6 +18,7 @@ ALLOWED = {
     "errors": set(),
     "records": set(),
     "redact": set(),
+    "failpoints": set(),
     "stats": set(),
     "rehearsal": set(),
     "interrupts": {"errors"},
@@ -39,8 +40,10 @@ ALLOWED = {
     "watch": SHARED | {"journal"},
     "boot": SHARED | DESIGN | (MACHINE - {"boot"}) | {"ledger"},
     "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress"},
-    "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey", "advice", "on_end"},
+    "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey", "custody", "advice", "on_end"},
+    "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
+    "doctor": SHARED | DESIGN | {"box", "scrape", "survey", "plan", "progress"},
     "live": SHARED | {"progress", "ledger"},
     "advice": SHARED | DESIGN | {"plan"},
     "on_end": SHARED,
