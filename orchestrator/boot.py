@@ -29,6 +29,7 @@ from orchestrator.box.services import Service, UnitFacts, UnitState
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import COMMAND_S
 from orchestrator.errors import BoxError
+from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import Classifier
 from orchestrator.ledger import write_private
@@ -213,6 +214,7 @@ class _Boot:
         """Runs one stage and yields its record; a box that fails disturbs the boot, except while stopping."""
         begun = time.monotonic()
         self.engine_s = 0.0
+        reached(name)
 
         def record(outcome: str, detail: str | None, found: dict[str, Any]) -> StepEnded:
             seconds = time.monotonic() - begun
@@ -342,8 +344,8 @@ class _Boot:
         service = self.rig.service
         if service.pids() or service.state().active_state not in ("inactive", "failed"):
             with self.engine_time():
-                # What a killed campaign left is ours and serves nobody; production is stopped politely.
-                service.stop(kill=self.rig.unit.our_drop_in, deadline_s=self.rig.deadlines.stop_s)
+                # What a killed or lost boot left is ours and serves nobody; production is stopped politely.
+                service.stop(kill=service.ours(), deadline_s=self.rig.deadlines.stop_s)
         left: list[str] = []
 
         def clean() -> bool:

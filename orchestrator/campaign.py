@@ -7,48 +7,49 @@ die.
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import httpx
-
-from orchestrator import __version__, load
+from orchestrator import __version__
+from orchestrator.advice import boot_warning
 from orchestrator.boot import Rig, cycle
 from orchestrator.box import caches, lock
-from orchestrator.box.engines import Launch
-from orchestrator.box.services import Service, make_service
-from orchestrator.box.transports import Transport, connect
+from orchestrator.box.services import make_service
+from orchestrator.box.transports import connect
+from orchestrator.custody import API_KEY, Custody, drain, holder, prove_back
 from orchestrator.errors import (
+    BOX,
+    INTERRUPTED,
     OK,
-    BoxBusy,
+    TERMINATED,
+    USAGE,
     BoxError,
     ColdbootError,
     Interrupted,
-    RestoreFailed,
+    LedgerError,
     UsageError,
 )
+from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
-from orchestrator.ledger import Ledger, private_folder, read, write_private
-from orchestrator.matrix import Deadlines, load_matrix, select
+from orchestrator.ledger import BOOTS, Ledger, private_folder, read, write_private
+from orchestrator.matrix import load_matrix, select
+from orchestrator.on_end import Ending
 from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, write_plan
-from orchestrator.progress import Listener, hours
+from orchestrator.progress import Listener, row_of
 from orchestrator.records import (
+    Answer,
     AnyRecord,
     BootEnded,
     BootRecord,
     BootStarted,
     CampaignEnded,
     CampaignStarted,
-    ProductionState,
+    JournalAnswered,
 )
 from orchestrator.redact import redact_argv
 from orchestrator.survey import (
@@ -59,14 +60,13 @@ from orchestrator.survey import (
     check_fingerprint,
     own_launch,
     prepare,
-    running_requests,
     survey,
 )
 
 DISTURBED_IN_A_ROW = 4
-API_KEY = "COLDBOOT_API_KEY"
 
 NextBoots = Callable[[Iterable[AnyRecord], Plan], tuple[str, ...]]
+AtEnd = Callable[[Design, Ending], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,52 +93,7 @@ def consent(design: Design, site: Site, listener: Listener, *, yes: bool) -> Non
         raise UsageError("not confirmed; nothing was changed")
 
 
-def drain(site: Site, interrupts: Interrupts, drain_s: float | None) -> None:
-    """Waits until production serves nobody; refuses at once without `--drain`.
-
-    Raises:
-        BoxBusy: requests are (still) running.
-    """
-    end = time.monotonic() + (drain_s or 0.0)
-    while running := running_requests(site):
-        if time.monotonic() >= end:
-            raise BoxBusy(
-                f"{running:g} requests are running in {site.unit.name}",
-                hint="--drain 5min waits for them; nothing was changed",
-            )
-        if interrupts.wait(0.5):
-            raise Interrupted(f"{interrupts.reason}; nothing was changed", exit_code=interrupts.exit_code)
-
-
 # --- the walk --------------------------------------------------------------------------------------------------------
-
-
-class _Heart:
-    """Touches the heartbeat of the restore timer while we live."""
-
-    def __init__(self, service: Service, every_s: float) -> None:
-        self._service = service
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
-
-    def _beat(self) -> None:
-        while not self._stop.wait(self._every_s):
-            try:
-                self._service.beat()
-            except BoxError:
-                # The boot that runs now notices a lost box itself; the timer on the box is what this is about.
-                continue
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(timeout=60)
 
 
 @dataclass(slots=True)
@@ -146,7 +101,7 @@ class _Walk:
     """One campaign while it runs."""
 
     design: Design
-    site: Site
+    custody: Custody
     ledger: Ledger
     listener: Listener
     interrupts: Interrupts
@@ -155,22 +110,31 @@ class _Walk:
     begun: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
 
+    @property
+    def site(self) -> Site:
+        """The box as it is reached now."""
+        return self.custody.site
+
     def boots(self) -> Literal["complete", "interrupted", "budget_spent"]:
         """Boot after boot, until nothing is left, the budget is spent, or we are asked to stop."""
         disturbed: list[str] = []
         while todo := self.todo():
+            self.listener.left([row_of(boot.variant, boot.cache) for boot in todo])
             if self.interrupts.reason is not None:
                 return "interrupted"
             spent = time.monotonic() - self.begun
             if self.budget_s is not None and spent + self.longest_s > self.budget_s:
                 return "budget_spent"
+            self.custody.sure()
             end = self.boot(todo[0])
+            reached("between")
             disturbed = [*disturbed, end.why] if end.boot_outcome == "disturbed" else []
             if len(disturbed) >= DISTURBED_IN_A_ROW:
                 raise BoxError(
                     f"{len(disturbed)} boots in a row were disturbed; the last: {disturbed[-1]}",
                     hint="the variants are not to blame: mend the box, then run the same command again",
                 )
+        self.listener.left(())
         return "complete"
 
     def todo(self) -> tuple[PlannedBoot, ...]:
@@ -187,20 +151,45 @@ class _Walk:
     def boot(self, planned: PlannedBoot) -> BootEnded:
         """One boot; each record is in the ledger before the next step begins."""
         end: BootEnded | None = None
-        for record in cycle(planned, self.site.launches[planned.variant], self.rig()):
-            self.ledger.append(record)
-            self.listener.record(record)
-            if isinstance(record, BootEnded):
-                end = record
+        answer: Answer | None = None
+        try:
+            for record in cycle(planned, self.site.launches[planned.variant], self.rig()):
+                self.ledger.append(record)
+                self.listener.record(record)
+                if isinstance(record, JournalAnswered):
+                    answer = record.answer
+                if isinstance(record, BootEnded):
+                    end = record
+        except BoxError as error:
+            # The boot has its end; what could not be stopped is the next one's to find, when the box is ours again.
+            self.listener.warn(f"{planned.boot} was not stopped: {error.what}")
         assert end is not None
         self.longest_s = max(self.longest_s, end.seconds or 0.0)
-        self.warn_of(end)
+        self.warn_of(end, answer)
         return end
 
-    def warn_of(self, end: BootEnded) -> None:
+    def end(self, record: CampaignEnded) -> None:
+        """The campaign's last record. That production did not come back is worse than a record that cannot be kept."""
+        try:
+            self.ledger.append(record)
+        except LedgerError as error:
+            if record.restored:
+                raise
+            self.listener.warn(error.what)
+        self.listener.record(record)
+
+    def warn_of(self, end: BootEnded, answer: Answer | None) -> None:
         if end.boot_outcome in ("crashed", "not_ready", "disturbed"):
-            journal = self.ledger.folder / "boots" / end.boot / "journal.jsonl"
-            self.listener.warn(f"{end.boot} {end.boot_outcome} at {end.step}: {end.why}\n        journal: {journal}")
+            journal = self.ledger.folder / BOOTS / end.boot / "journal.jsonl"
+            said = boot_warning(
+                end,
+                self.ledger.outline,
+                answer,
+                matrix=self.design.matrix,
+                unit_argv=self.site.unit.argv,
+                journal=journal,
+            )
+            self.listener.warn(said)
 
     def rig(self) -> Rig:
         matrix, box, site = self.design.matrix, self.design.box, self.site
@@ -222,8 +211,14 @@ class _Walk:
         )
 
 
-def run(options: Options, listener: Listener, next_boots: NextBoots) -> Ended:
-    """The whole of `invoke matrix`. `next_boots` is what an adaptive plan asks which variants deserve another block.
+def run(options: Options, listener: Listener, next_boots: NextBoots, at_end: AtEnd | None = None) -> Ended:
+    """The whole of `invoke matrix`.
+
+    Args:
+        options: The command line.
+        listener: Who is told.
+        next_boots: What an adaptive plan asks which variants deserve another block.
+        at_end: Is told how it ended or failed, after the box was given back.
 
     Raises:
         ColdbootError: bad input (4), a box that cannot be used or was lost (3).
@@ -233,14 +228,35 @@ def run(options: Options, listener: Listener, next_boots: NextBoots) -> Ended:
         listener.warn(note)
     if not design.todo() and not _more(design, next_boots):
         return Ended("was_complete", design.folder)
-    transport = connect(design.box)
+    with _told(design, at_end) as ended:
+        transport = connect(design.box)
+        try:
+            site = survey(design, transport)
+            check_fingerprint(design.records, site)
+            consent(design, site, listener, yes=options.yes)
+            ended.append(_campaign(design, site, listener, options, next_boots))
+        finally:
+            transport.close()
+    return ended[0]
+
+
+@contextmanager
+def _told(design: Design, at_end: AtEnd | None) -> Iterator[list[Ended]]:
+    """Says how the campaign ended, on every way out."""
+    ended: list[Ended] = []
+    outcome, code, why = "failed", BOX, None
     try:
-        site = survey(design, transport)
-        check_fingerprint(design.records, site.fingerprint)
-        consent(design, site, listener, yes=options.yes)
-        return _campaign(design, site, listener, options, next_boots)
+        yield ended
+        outcome, code = ended[0].outcome, ended[0].exit_code
+    except ColdbootError as error:
+        code, why = error.exit_code, error.what
+        outcome = {INTERRUPTED: "interrupted", TERMINATED: "terminated", USAGE: "refused"}.get(code, "failed")
+        raise
     finally:
-        transport.close()
+        if at_end is not None:
+            left = ended[0].boots_left if ended else None
+            name = design.matrix.experiment
+            at_end(design, Ending(outcome, name, design.box.name, design.folder, code, why, left))
 
 
 def _more(design: Design, next_boots: NextBoots) -> bool:
@@ -252,7 +268,7 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
     with (
         Interrupts(lambda reason: listener.say(f"{reason}: ending this boot, then restoring")) as interrupts,
         Ledger(design.folder) as ledger,
-        lock.hold(site.transport, site.service.lock_name, _holder(f"experiment {design.matrix.experiment}")),
+        Custody(design, site, listener, interrupts, drain_s=options.drain_s) as custody,
     ):
         if ledger.set_aside is not None:
             listener.warn(f"the ledger's last line was torn; it is kept in {ledger.set_aside}")
@@ -260,12 +276,13 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
             drain(site, interrupts, options.drain_s)
         write_private(design.folder / "matrix.yaml", design.matrix.text.encode())
         write_plan(design.folder / "plan.json", design.plan)
-        for record in _cut_off(design.records):
+        listener.planned(_rows(design.plan), design.plan.blocks, design.records)
+        opening: tuple[AnyRecord, ...] = (*_cut_off(design.records), _started(design, site))
+        for record in opening:
             ledger.append(record)
-        ledger.append(_started(design, site))
-        walk = _Walk(design, site, ledger, listener, interrupts, options.budget_s, next_boots)
+            listener.record(record)
+        walk = _Walk(design, custody, ledger, listener, interrupts, options.budget_s, next_boots)
         with _restored(walk) as ended:
-            listener.planned(design.plan.variants, design.plan.blocks, len(design.todo(ledger.outline)))
             ended.outcome = walk.boots()
         left = len(walk.design.todo(ledger.outline))
     if ended.outcome == "interrupted":
@@ -279,8 +296,11 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
     return Ended(ended.outcome, design.folder, boots_left=left)
 
 
-def _holder(what: str) -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} {what}"
+def _rows(plan: Plan) -> tuple[str, ...]:
+    """The rows of the display, in file order."""
+    order = {name: place for place, name in enumerate(plan.variants)}
+    boots = sorted(plan.boots_planned, key=lambda boot: (order[boot.variant], plan.cache.index(boot.cache)))
+    return tuple(dict.fromkeys(row_of(boot.variant, boot.cache) for boot in boots))
 
 
 @dataclass(slots=True)
@@ -291,20 +311,18 @@ class _Outcome:
 @contextmanager
 def _restored(walk: _Walk) -> Iterator[_Outcome]:
     """Arms the restore on the box, and restores and disarms it on every way out."""
-    site, box = walk.site, walk.design.box
     ended = _Outcome()
     why: str | None = None
-    site.service.arm(site.production, box.dead_man_s)
+    walk.custody.arm()
     try:
-        with _Heart(site.service, max(0.5, box.dead_man_s / 6)):
-            yield ended
+        yield ended
     except ColdbootError as error:
         why = error.what
         raise
     finally:
         restored = False
         try:
-            restore(walk)
+            walk.custody.restore()
             restored = True
         finally:
             outcome: Any = ended.outcome
@@ -312,32 +330,7 @@ def _restored(walk: _Walk) -> Iterator[_Outcome]:
                 outcome = "interrupted" if walk.interrupts.exit_code == 130 else "terminated"
             elif outcome == "failed":
                 outcome = "box_lost" if not restored else "failed"
-            record = CampaignEnded(outcome=outcome, restored=restored, why=why)
-            walk.ledger.append(record)
-            walk.listener.record(record)
-
-
-def restore(walk: _Walk) -> None:
-    """Production as it was, proven by its command and a generated token; then the timer on the box is taken away.
-
-    Raises:
-        RestoreFailed: it did not come back; says what is left and what to run.
-    """
-    site = walk.site
-    try:
-        site.service.restore(site.production)
-        if site.has_production and site.production.active:
-            walk.listener.say(f"restoring {site.unit.name}: waiting until it serves again")
-            deadlines = walk.design.matrix.effective_deadlines()
-            prove_back(site.service, site.production, site.own, site.transport, deadlines)
-        site.service.disarm()
-        caches.sweep(site.transport, site.unit, root=walk.design.box.cache_root)
-    except BoxError as error:
-        raise RestoreFailed(
-            f"{site.unit.name} may not be as it was: {error.what}",
-            hint=f"`invoke restore --box {walk.design.box.name}`; the timer on the box does it by itself "
-            f"{hours(walk.design.box.dead_man_s)} after our last sign of life",
-        ) from error
+            walk.end(CampaignEnded(outcome=outcome, restored=restored, why=why))
 
 
 def bring_back(options: Options, listener: Listener, *, break_lock: bool = False) -> str:
@@ -354,7 +347,7 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
     transport = connect(box)
     try:
         service = make_service(transport, box, experiment_folder(options.out, matrix).absolute() / "box")
-        with lock.hold(transport, service.lock_name, _holder("restore"), break_lock=break_lock):
+        with lock.hold(transport, service.lock_name, holder("restore"), break_lock=break_lock):
             was = service.production()
             if box.service == "process":
                 service.stop(kill=True, deadline_s=matrix.effective_deadlines().stop_s)
@@ -363,50 +356,12 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
                 listener.say(f"waiting until {service.name} serves again")
                 prove_back(service, was, own_launch(box, service.describe()), transport, matrix.effective_deadlines())
             service.disarm()
+            caches.sweep(transport, service.describe(), root=box.cache_root)
     finally:
         transport.close()
     if box.service == "process":
         return f"{box.name}: nothing of ours runs any more"
     return f"{service.name} on {box.name} is {'serving' if was.active else 'stopped'}, as it was before"
-
-
-def prove_back(
-    service: Service, was: ProductionState, own: Launch | None, transport: Transport, deadlines: Deadlines
-) -> None:
-    """The same effective command as before, and one generated token.
-
-    Raises:
-        RestoreFailed: not by the deadline.
-    """
-    end = time.monotonic() + deadlines.ready_s
-    pause = threading.Event()
-    missing = "it is not active"
-    while time.monotonic() < end:
-        argv = service.effective()[0] if service.state().active_state == "active" else ()
-        if argv:
-            same = not was.command or argv == was.command
-            missing = "it does not serve yet" if same else f"another command runs: {' '.join(redact_argv(argv))}"
-            if same and (own is None or _generates(transport, own)):
-                return
-        pause.wait(0.2)
-    raise RestoreFailed(
-        f"{service.name} was started but {missing}",
-        hint=f"`systemctl status {service.name}` on the box; our drop-in is gone",
-    )
-
-
-def _generates(transport: Transport, own: Launch) -> bool:
-    host, local = transport.reach(own.port)
-    base_url = f"http://{host}:{local}"
-    try:
-        with httpx.Client(base_url=base_url, timeout=10, trust_env=False) as client:
-            if client.get("/health").status_code != httpx.codes.OK:
-                return False
-    except httpx.HTTPError:
-        return False
-    target = load.Target(base_url=base_url, model=own.model, api_key=own.api_key or os.environ.get(API_KEY))
-    seed = f"back/{time.monotonic_ns()}"
-    return load.probe(target, prompt_tokens=8, output_tokens=1, seed=seed, deadline_s=60)[0].error is None
 
 
 def _cut_off(records: tuple[AnyRecord, ...]) -> tuple[BootEnded, ...]:
@@ -446,4 +401,7 @@ def _started(design: Design, site: Site) -> CampaignStarted:
         base_command=redact_argv(site.unit.argv),
         load=matrix.effective_load().model_dump(mode="json"),
         headroom=matrix.headroom,
+        objective=matrix.objective,
+        constraints=matrix.constraints,
+        claims=matrix.claims,
     )

@@ -7,6 +7,7 @@ here and a traceback in a file.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 import traceback
@@ -21,13 +22,15 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import campaign, journal, report, survey, verdict
+from orchestrator import campaign, doctor, journal, on_end, report, survey, verdict
+from orchestrator.closing import next_steps, program
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
+from orchestrator.live import make_listener
 from orchestrator.matrix import duration, find_experiment, parse_boots
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
-from orchestrator.progress import PlainListener, make_listener
+from orchestrator.progress import Listener, PlainListener
 from orchestrator.records import CACHE_STATES, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.series import read_series
@@ -112,8 +115,28 @@ def _ledger_folder(folder: Path) -> Path:
     return folder
 
 
-def _print_verdicts(verdicts: Verdicts) -> None:
-    Console(highlight=False).print(report.table(verdicts))
+def _print_verdicts(verdicts: Verdicts, *, stderr: bool = False) -> None:
+    Console(highlight=False, stderr=stderr).print(report.table(verdicts))
+
+
+def _on_end(listener: Listener) -> campaign.AtEnd:
+    """The user's own command at a campaign's end; what goes wrong with it is only a warning."""
+
+    def at_end(design: survey.Design, ending: on_end.Ending) -> None:
+        words = design.matrix.on_end
+        if words is None:
+            return
+        try:
+            verdicts = verdict.judge(_series(design.folder)) if (design.folder / RECORDS).exists() else None
+        except ColdbootError as error:
+            listener.warn(f"on_end: there is no verdict to tell: {error.what}")
+            verdicts = None
+        told = on_end.environment(ending, verdicts)
+        wrong = on_end.run(words, told, timeout_s=design.matrix.effective_deadlines().on_end_s)
+        if wrong is not None:
+            listener.warn(wrong)
+
+    return at_end
 
 
 @task(
@@ -132,6 +155,8 @@ def _print_verdicts(verdicts: Verdicts) -> None:
         "new": "begin afresh beside an experiment that cannot go on",
         "dry-run": "print boots and commands, change nothing",
         "matrix": "another file than matrix.yaml",
+        "quiet": "say only warnings and the end",
+        "json-lines": "each record as a JSON line on standard output, and nothing else there",
     }
 )
 @command(unexpected=BOX)
@@ -151,6 +176,8 @@ def matrix(
     new: bool = False,
     dry_run: bool = False,
     matrix: str = DEFAULT_MATRIX,
+    quiet: bool = False,
+    json_lines: bool = False,
 ) -> int:
     """Boot every variant cold, N times, and measure: plan, boots, ledger."""
     states = _names(cache)
@@ -174,15 +201,17 @@ def matrix(
     if dry_run:
         print(survey.dry_run(options))
         return OK
-    with make_listener() as listener:
-        ended = campaign.run(options, listener, verdict.next_boots)
+    with make_listener(quiet=quiet, json_lines=json_lines) as listener:
+        ended = campaign.run(options, listener, verdict.next_boots, _on_end(listener))
+    say = _say if json_lines else print
     if ended.outcome == "was_complete":
-        print(f"{ended.folder} is complete; `invoke report` says what it means, more --boots adds to it")
+        say(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
         return OK
-    _print_verdicts(verdict.judge(_series(ended.folder)))
-    if ended.outcome == "budget_spent":
-        _say(f"the budget is spent with {ended.boots_left} boots left; the same command goes on")
-    print(f"next: invoke report --experiment {ended.folder.name}" + ("" if out == DEFAULT_OUT else f" --out {out}"))
+    verdicts = verdict.judge(_series(ended.folder))
+    _print_verdicts(verdicts, stderr=json_lines)
+    again = "" if out == DEFAULT_OUT else f" --out {shlex.quote(out)}"
+    for line in next_steps(verdicts, ended.folder, again, boots_left=ended.boots_left):
+        say(line)
     return ended.exit_code
 
 
@@ -298,6 +327,36 @@ def restore(
     return OK
 
 
+@task(
+    help={
+        "box": "a box of matrix.yaml",
+        "matrix": "another file than matrix.yaml",
+        "out": "where experiments are kept",
+        "experiment": "another name than the file's",
+        "json": "findings as JSON",
+    }
+)
+@command(unexpected=BOX)
+def doctor_(
+    _context: Context,
+    box: str | None = None,
+    matrix: str = DEFAULT_MATRIX,
+    out: str = DEFAULT_OUT,
+    experiment: str | None = None,
+    json: bool = False,
+) -> int:
+    """Every precondition of a campaign on a box, with its number and what mends it; changes nothing."""
+    found = doctor.examine(survey.Options(matrix=Path(matrix), out=Path(out), box=box, experiment=experiment))
+    if json:
+        sys.stdout.buffer.write(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    elif sys.stdout.isatty():
+        Console(highlight=False).print(doctor.table(found))
+        print(doctor.mends(found))
+    else:
+        print(doctor.plain(found))
+    return found.exit_code
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
@@ -305,3 +364,4 @@ NAMESPACE.add_task(gate)
 NAMESPACE.add_task(judge)
 NAMESPACE.add_task(classify)
 NAMESPACE.add_task(restore)
+NAMESPACE.add_task(doctor_, name="doctor")

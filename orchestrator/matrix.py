@@ -17,8 +17,8 @@ from pydantic import Field
 from orchestrator import matrix_check
 from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.matrix_check import flag_name, suggestion
-from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, duration
-from orchestrator.records import CacheState, Frozen
+from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, ObjectiveKeys, duration
+from orchestrator.records import CacheState, Frozen, Objective
 from orchestrator.yamlfile import Document, Problem, decode, load_yaml, parse, say_path
 
 __all__ = [
@@ -106,6 +106,9 @@ class Matrix(Frozen):
     load: LoadSpec = LoadSpec()
     deadlines: Deadlines = Deadlines()
     production: str | None = None
+    objective: Objective = Objective()
+    constraints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
     on_end: tuple[str, ...] | None = None
     text: str = ""
     path: Path = Path("matrix.yaml")
@@ -367,6 +370,9 @@ def _build(document: Document, text: str, path: Path) -> Matrix:
         load=file.load,
         deadlines=file.deadlines,
         production=file.production,
+        objective=_objective(file.objective),
+        constraints=file.constraints,
+        claims=file.claims,
         on_end=file.on_end,
         text=text,
         path=path,
@@ -381,6 +387,10 @@ def _box(name: str, keys: BoxKeys, folder: Path) -> BoxSpec:
     if keys.transport == "ssh" and keys.host is None:
         given["host"] = name
     return BoxSpec(name=name, **given)
+
+
+def _objective(keys: ObjectiveKeys) -> Objective:
+    return Objective(metric=keys.metric, levels=tuple(sorted(keys.levels or ())), weights=keys.weights)
 
 
 def _variant(document: Document, name: str, body: Mapping[str, Any]) -> Variant:
@@ -419,7 +429,16 @@ def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
         "load": matrix.effective_load(box).model_dump(mode="json"),
         "deadlines": {key: value for key, value in deadlines.items() if key not in _DEADLINES_MAY_CHANGE},
         f"boxes.{box}": engine,
+        **_declared(matrix),
     }
+
+
+def _declared(matrix: Matrix) -> dict[str, Any]:
+    """What shall be shown is said before the boots; experiments that say nothing keep their digest."""
+    goals: dict[str, Any] = {"constraints": list(matrix.constraints), "claims": list(matrix.claims)}
+    if matrix.objective != Objective():
+        goals["objective"] = matrix.objective.model_dump(mode="json")
+    return {name: value for name, value in goals.items() if value}
 
 
 def _flat(canonical: Mapping[str, Any]) -> dict[tuple[str, ...], str]:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.goals import CLAIM_HELP, CONSTRAINT_HELP, GoalError, parse_claim, parse_constraint
 from orchestrator.matrix_keys import (
     FLAG_VALUE,
     MAX_NAME,
@@ -19,8 +20,10 @@ from orchestrator.matrix_keys import (
     NAME_PATTERN,
     BoxKeys,
     Deadlines,
+    GridKeys,
     LoadSpec,
     MatrixFile,
+    ObjectiveKeys,
     duration,
 )
 from orchestrator.yamlfile import Document, KeyPath, Mark, Problem, say_path
@@ -29,7 +32,7 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9_.-]+)?")
 _SWITCHES = frozenset({"on", "off", "yes", "no", "y", "n"})
 _ENV_ACCEPTED = "text or a number (true and false in quotes)"
-_RESERVED = ("unset", "env")
+_RESERVED = ("unset", "env", "program")
 _OURS = frozenset({"host", "port"})
 
 
@@ -40,11 +43,17 @@ def check(document: Document, stem: str) -> Iterator[Problem]:
     yield from _keys(document)
     yield from _experiment(document, stem)
     yield from _levels(document)
+    yield from _objective(document)
+    yield from _constraints(document)
+    yield from _claims(document)
     boxes, variants = data.get("boxes"), data.get("variants")
     if isinstance(boxes, dict):
         yield from _boxes(document, boxes)
     if isinstance(variants, dict):
-        yield from _variants(document, variants)
+        yield from _variants(document, variants, made)
+    if not variants and not data.get("grids"):
+        what = "an empty mapping" if variants == {} else "is missing"
+        yield document.problem(("variants",), what, f"{_accepted(('variants',))}; or `grids:`")
     yield from _load(document, boxes if isinstance(boxes, dict) else {})
 
 
@@ -224,8 +233,12 @@ def _model(path: KeyPath) -> type[BaseModel] | None:
             return LoadSpec
         case ("deadlines",) | ("boxes", _, "deadlines"):
             return Deadlines
+        case ("objective",):
+            return ObjectiveKeys
         case ("boxes", _):
             return BoxKeys
+        case ("grids", _):
+            return GridKeys
         case _:
             return None
 
@@ -260,6 +273,80 @@ def _levels(document: Document) -> Iterator[Problem]:
         for index, value in enumerate(values):
             if value in values[:index]:
                 yield document.problem((name, index), f"`{value}` is given twice", _accepted((name,)))
+
+
+# --- goals ---------------------------------------------------------------------------------------------------------
+
+
+def _measured_levels(document: Document) -> tuple[int, ...]:
+    """The levels of the file, as far as they are numbers."""
+    levels = document.data.get("concurrency", MatrixFile.model_fields["concurrency"].default)
+    return tuple(level for level in levels if isinstance(level, int)) if isinstance(levels, list | tuple) else ()
+
+
+def _objective(document: Document) -> Iterator[Problem]:
+    """Levels that nobody measures, or that stand there twice."""
+    objective = document.data.get("objective")
+    if not isinstance(objective, dict):
+        return
+    there = _measured_levels(document)
+    levels, weights = objective.get("levels"), objective.get("weights")
+    listed = levels if isinstance(levels, list) else []
+    for index, level in enumerate(listed):
+        path: KeyPath = ("objective", "levels", index)
+        if level in listed[:index]:
+            yield document.problem(path, f"`{level}` is given twice", _accepted(("objective", "levels")))
+        elif isinstance(level, int) and level not in there:
+            yield document.problem(path, f"`{level}` is no level of `concurrency:`", ", ".join(map(str, there)))
+    for level in weights if isinstance(weights, dict) else ():
+        if str(level).isdecimal() and int(level) not in there:
+            path = ("objective", "weights", level)
+            yield document.problem(path, f"`{level}` is no level of `concurrency:`", ", ".join(map(str, there)))
+
+
+def _texts_of(document: Document, name: str) -> Iterator[tuple[KeyPath, str]]:
+    """The texts of a list, each once; what is no text, the models have said."""
+    values = document.data.get(name)
+    for index, text in enumerate(values if isinstance(values, list) else ()):
+        if isinstance(text, str):
+            yield (name, index), text
+
+
+def _constraints(document: Document) -> Iterator[Problem]:
+    for path, text in _texts_of(document, "constraints"):
+        try:
+            levels = parse_constraint(text).levels
+        except GoalError as error:
+            yield document.problem(path, str(error), CONSTRAINT_HELP)
+            continue
+        yield from _unmeasured(document, path, levels)
+
+
+def _claims(document: Document) -> Iterator[Problem]:
+    variants = document.data.get("variants")
+    names = frozenset(variants) if isinstance(variants, dict) else frozenset()
+    for path, text in _texts_of(document, "claims"):
+        try:
+            claim = parse_claim(text, names)
+        except GoalError as error:
+            yield document.problem(path, str(error), CLAIM_HELP)
+            continue
+        for name in (claim.one, claim.other):
+            if name is not None and names and name not in names:
+                yield document.problem(
+                    path, f"there is no variant `{name}`{suggestion(name, names)}", ", ".join(sorted(names))
+                )
+        yield from _unmeasured(document, path, claim.levels)
+
+
+def _unmeasured(document: Document, path: KeyPath, levels: Iterable[int]) -> Iterator[Problem]:
+    there = _measured_levels(document)
+    for level in levels:
+        if level not in there:
+            yield document.problem(path, f"{level} is no level of `concurrency:`", ", ".join(map(str, there)))
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
 
 
 def name_problems(name: str) -> Iterator[str]:
@@ -386,6 +473,8 @@ def _variant(document: Document, path: KeyPath, body: Mapping[str, Any]) -> Iter
             yield document.problem(inner, f"is the same flag as `{other}`", "each flag once")
         names[name] = written
         yield from _flag_value(document, inner, value)
+    if "program" in body:
+        yield from _program(document, (*path, "program"), body["program"])
     if "unset" in body:
         yield from _unset(document, (*path, "unset"), body["unset"], names)
     env = body.get("env", {})
@@ -440,6 +529,12 @@ def _number_as_meant(document: Document, path: KeyPath, value: Any) -> Iterator[
         if "e" in text.lower():
             what = f"`{text}` is {value} to YAML 1.2 and text to other readers"
             yield document.problem(path, what, f'{int(value)}, or "{text}" in quotes')
+
+
+def _program(document: Document, path: KeyPath, value: Any) -> Iterator[Problem]:
+    words = isinstance(value, list) and value and all(isinstance(word, str) and word for word in value)
+    if not words:
+        yield document.problem(path, f"{_show(value, document.mark(path))} is not accepted", "a list of words")
 
 
 def _unset(document: Document, path: KeyPath, value: Any, names: Mapping[str, str]) -> Iterator[Problem]:

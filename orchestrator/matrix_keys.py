@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from orchestrator.records import CacheState, Frozen
+from orchestrator.goals import METRICS
+from orchestrator.records import THROUGHPUT, CacheState, Frozen
 
 FlagValue: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
 
@@ -54,6 +55,7 @@ Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), _A
 SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), _FROM_ZERO]
 _ENV_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+Level: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
 
 _POSITIVE = f"above 0: {DURATION}"
 _PORT = "a port, 1 to 65535"
@@ -113,6 +115,27 @@ class Deadlines(Keys):
     stop_s: Seconds = key(90.0, "For the engine to stop when asked; then it is killed.", _POSITIVE)
     command_s: Seconds = key(30.0, "For any single command on the box.", _POSITIVE)
     on_end_s: Seconds = key(60.0, "For the command of `on_end:`; then it is killed.", _POSITIVE)
+
+
+class ObjectiveKeys(Keys):
+    """What the winner is best in."""
+
+    metric: Literal[METRICS] = key(  # type: ignore[valid-type]
+        THROUGHPUT,
+        "The number that decides. Of throughput the highest wins, of a latency the lowest.",
+        ", ".join(METRICS),
+    )
+    levels: tuple[Level, ...] | None = key(
+        None,
+        "The concurrency levels that count. Default: all that every variant in the ranking has measured.",
+        "levels of `concurrency:`, each once",
+        min_length=1,
+    )
+    weights: dict[Level, Annotated[float, Field(gt=0)]] = key(
+        {},
+        "How much a level counts in the geometric mean over levels; 1 where nothing is given.",
+        "a mapping: level, then a number above 0",
+    )
 
 
 class BoxKeys(Keys):
@@ -214,6 +237,12 @@ _VARIANT_SCHEMA: dict[str, Any] = {
             "additionalProperties": {"type": ["string", "number", "null"]},
             "description": "Environment variables; null takes one away.",
         },
+        "program": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "Replaces what stands before the first flag of production's command, for this variant.",
+        },
     },
     "additionalProperties": {
         "type": ["string", "number", "boolean", "array", "object"],
@@ -225,10 +254,53 @@ NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 MAX_NAME = 64
 
 Boots: TypeAlias = Annotated[int, Field(ge=1, le=1000)] | Literal["auto"]
-Level: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
 BOOTS = "a whole number, 1 to 1000, or auto"
 _LEVELS = "a list of whole numbers, 1 to 4096, each once"
 _CACHES = "cold, clear, warm, as-is, or a list of these, each once"
+
+
+_LEVELS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "array", "minItems": 1, "description": "Values of the flag of this name, or of env.NAME."},
+            {"type": "object", "minProperties": 1, "additionalProperties": _VARIANT_SCHEMA},
+        ]
+    },
+}
+
+
+class GridKeys(Keys):
+    """Variants that are made from factors: every combination of their levels, each a plain variant with a name."""
+
+    factors: Annotated[dict[str, Any], WithJsonSchema(_LEVELS_SCHEMA)] = Field(
+        description="What varies. `FLAG: [values]` or `env.NAME: [values]`; or a name of your own, with labelled levels "
+        "that each say all that belongs together: `venv: {v26: {…}, v32: {…}}`.",
+        json_schema_extra={
+            "accepted": "a mapping: factor, then a list of values, or a mapping label: keys of a variant"
+        },
+        min_length=1,
+    )
+    linked: tuple[Annotated[tuple[str, ...], Field(min_length=2)], ...] = key(
+        (), "Factors that go through their levels together, not in every combination.", "a list of lists of factors"
+    )
+    exclude: Annotated[
+        tuple[dict[str, Any], ...],
+        WithJsonSchema({"type": "array", "items": {"type": "object", "minProperties": 1}}),
+    ] = key(
+        (), "Combinations that are left out: each has all these levels.", "a list of mappings, factor: value or label"
+    )
+    common: Annotated[dict[str, Any], WithJsonSchema(_VARIANT_SCHEMA)] = key(
+        {}, "What all variants of the grid have in common.", "the keys of a variant"
+    )
+    name: str | None = key(
+        None,
+        "How they are called: `{factor}` stands for its level (`spec-tokens-3`, or a label), `{factor!}` for the value "
+        "alone (`3`). Default: all factors, joined by `_`.",
+        "text with factors in braces",
+        min_length=1,
+    )
 
 
 class MatrixFile(Keys):
@@ -281,6 +353,24 @@ class MatrixFile(Keys):
         "a list of words, such as [./notify, night]",
         min_length=1,
     )
+    objective: ObjectiveKeys = key(ObjectiveKeys(), "What the winner is best in.", "a mapping")
+    constraints: tuple[str, ...] = key(
+        (),
+        "What every variant has to hold, such as `ttft_p99_ms <= 800 at 8`; without levels at each that was measured. "
+        "One that surely misses it is rejected.",
+        "a list of METRIC <= NUMBER at LEVELS",
+    )
+    claims: tuple[str, ...] = key(
+        (),
+        "What is to be shown, such as `spec-1 >= 1.5x spec-3 at 1`; `invoke gate` checks them.",
+        "a list of VARIANT >= FACTORx VARIANT at LEVELS, or VARIANT >= NUMBER tok/s at LEVELS",
+    )
+    include: tuple[Annotated[str, Field(min_length=1)], ...] = key(
+        (),
+        "Files with more keys, relative to this one. What stands here counts before them, and a later one before an "
+        "earlier one; boxes, variants, grids, load and deadlines are put together name by name.",
+        "a list of paths",
+    )
     load: LoadSpec = key(LoadSpec(), "How each trial loads the engine.", "a mapping")
     deadlines: Deadlines = key(Deadlines(), "How long each step of a boot may take.", "a mapping")
     boxes: dict[str, BoxKeys] = Field(
@@ -288,20 +378,25 @@ class MatrixFile(Keys):
         json_schema_extra={"accepted": "a mapping: name, then the keys of a box"},
         min_length=1,
     )
+    grids: dict[str, GridKeys] = key(
+        {},
+        "Variants made from factors, after those that are written out, by a name of your own.",
+        "a mapping: name, grid",
+    )
     variants: Annotated[
         dict[str, Any],
         WithJsonSchema(
             {
                 "type": "object",
-                "minProperties": 1,
                 "propertyNames": {"pattern": NAME_PATTERN, "maxLength": MAX_NAME},
                 "additionalProperties": _VARIANT_SCHEMA,
             }
         ),
     ] = Field(
+        default={},
         description="What is compared, by name: the flags that differ from production's command. `{}` is production "
         "as it is. `unset:` is a list of flags to leave out, `env:` a mapping of environment variables (null takes one "
-        f"away); every other key is a flag. Accepted for a flag: {FLAG_VALUE}.",
+        "away), `program:` another program before the first flag; every other key is a flag. Accepted for a flag: "
+        f"{FLAG_VALUE}.",
         json_schema_extra={"accepted": "a mapping: name, then flags"},
-        min_length=1,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.matrix_keys import BoxKeys, Deadlines, LoadSpec, MatrixFile
+from orchestrator.matrix_keys import BoxKeys, Deadlines, LoadSpec, MatrixFile, ObjectiveKeys
 
 HERE = Path(__file__).resolve().parent
 SCHEMA_FILE = HERE / "matrix.schema.json"
@@ -29,6 +29,11 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
         "`deadlines:`",
         "How long each step of a boot may take. Stands at the top, and under a box for what differs there.",
         Deadlines,
+    ),
+    (
+        "`objective:`",
+        "What the winner is best in. It is declared before the boots, so a change needs `--new`.",
+        ObjectiveKeys,
     ),
     ("`boxes:`", "One entry a box, by name.", BoxKeys),
 )
@@ -96,7 +101,8 @@ One entry a variant, by name. Production's command comes from the unit; a varian
 ## What may change between two sessions
 
 `invoke matrix` again goes on with an experiment. It refuses, and names what changed, when these differ from what the
-experiment began with: variants and their flags, `concurrency`, `cache`, `headroom`, `tolerance`, the load, the
+experiment began with: variants and their flags, `concurrency`, `cache`, `headroom`, `tolerance`,
+`objective`, `constraints`, `claims`, the load, the
 deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
 `service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
 `seed` (the plan keeps the one that it began with), `box`, `on_end`, comments, order, and how the box is reached.

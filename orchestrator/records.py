@@ -47,6 +47,8 @@ STEPS: tuple[StepName, ...] = (
 )
 Reproducibility = Literal["REPRODUCES", "DOES_NOT_REPRODUCE", "UNDECIDED"]
 VariantAnswer = Literal["WINNER", "CONTENDER", "DOMINATED", "REJECTED", "UNDECIDED"]
+ThreeAnswers = Literal["PASS", "FAIL", "UNDECIDED"]
+THROUGHPUT = "tokens_per_s"
 
 
 def now() -> str:
@@ -58,6 +60,17 @@ class Frozen(BaseModel):
     """A finished thing: it never changes, and holds no NaN or infinity. Unknown keys of a later version are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Objective(Frozen):
+    """What the winner is best in: a metric, as the weighted geometric mean over levels.
+
+    No `levels`: all that every ranked variant has measured. `weights`: of levels, 1 where none is given.
+    """
+
+    metric: str = THROUGHPUT
+    levels: tuple[int, ...] = ()
+    weights: dict[int, float] = Field(default_factory=dict)
 
 
 # --- raw, kept as it came ----------------------------------------------------------------------------------------
@@ -267,6 +280,9 @@ class CampaignStarted(Record):
     load: dict[str, Any] = Field(default_factory=dict)
     headroom: bool = True
     forward_ms: float | None = None
+    objective: Objective = Objective()
+    constraints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
 
 
 class BootStarted(BootRecord):
@@ -362,7 +378,7 @@ class Level(Frozen):
     """One boot's value at one concurrency, tok/s.
 
     `value` is None where the variant failed under load (`failed`), where the rig was disturbed (`valid` is False), or
-    where nobody measured (`measured` is False).
+    where nobody measured (`measured` is False). `metrics` are other numbers of the same trial by name (`ttft_p99_ms`).
     """
 
     concurrency: int
@@ -370,6 +386,7 @@ class Level(Frozen):
     failed: bool = False
     valid: bool = True
     measured: bool = True
+    metrics: dict[str, float] = Field(default_factory=dict)
 
 
 class BootResult(Frozen):
@@ -426,6 +443,25 @@ class Series(Frozen):
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
     notes: tuple[str, ...] = ()
+    objective: Objective = Objective()
+    constraints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+
+
+class ConstraintVerdict(Frozen):
+    """Whether a variant holds a constraint: by one-sided 95 % bounds of its boots' geometric mean, level by level."""
+
+    constraint: str
+    answer: ThreeAnswers
+    sentence: str
+
+
+class ClaimVerdict(Frozen):
+    """Whether a claim of matrix.yaml holds."""
+
+    claim: str
+    answer: ThreeAnswers
+    sentence: str
 
 
 class CellVerdict(Frozen):
@@ -456,10 +492,10 @@ class CellVerdict(Frozen):
 class VariantVerdict(Frozen):
     """One variant's answer with every reason and number.
 
-    `objective` is tok/s, the geometric mean of the estimates at `objective_levels`. `ratio_to_winner` is its ratio to
-    the winner's, with the 95 % Welch interval of boots that have all those levels. `failure_rate` holds the one-sided
-    95 % Clopper-Pearson bounds on the share of boots that crash or are not ready. `changes`: flags that differ from
-    production's, None where unknown.
+    `objective` is in the objective's unit (tok/s unless the matrix says otherwise), the weighted geometric mean of the
+    boots' values at `objective_levels`. `ratio_to_winner` is its ratio to the winner's, with the 95 % Welch interval of
+    boots that have all those levels. `failure_rate` holds the one-sided 95 % Clopper-Pearson bounds on the share of
+    boots that crash or are not ready. `changes`: flags that differ from production's, None where unknown.
     """
 
     name: str
@@ -479,6 +515,7 @@ class VariantVerdict(Frozen):
     confounded: str | None = None
     tied: bool = False
     changes: int | None = None
+    constraints: tuple[ConstraintVerdict, ...] = ()
     cells: tuple[CellVerdict, ...] = ()
 
 
@@ -498,6 +535,10 @@ class Verdicts(Frozen):
     confounded: str | None = None
     objective_cache: CacheState | None = None
     objective_levels: tuple[int, ...] = ()
+    objective_metric: str = THROUGHPUT
+    objective_unit: str = "tok/s"
+    objective_weights: dict[int, float] = Field(default_factory=dict)
+    claims: tuple[ClaimVerdict, ...] = ()
     plan: str = "fixed"
     refute_looks: tuple[int, ...] = ()
     vouch_looks: tuple[int, ...] = ()

@@ -199,7 +199,7 @@ def survey(design: Design, transport: Transport) -> Site:
         unit=unit,
         launches=launches,
         changes={name: engine.changes(unit.argv, launch) for name, launch in launches.items()},
-        production=_production_before(design.records) or service.production(),
+        production=_production(design.records, service),
         fingerprint=facts.fingerprint(transport, program=next(iter(launches.values())).argv),
         rehearsal=rehearsal,
         has_production=box.service != "process",
@@ -232,6 +232,15 @@ def _problem(matrix: Matrix, variant: Variant, problem: Problem) -> str:
     return matrix.problem("variants", variant.name, *_below(problem), what=problem.what)
 
 
+def _production(records: tuple[AnyRecord, ...], service: Service) -> ProductionState:
+    """What must be there afterwards: what the box says now, except that a campaign of ours may have stopped it.
+
+    After a killed campaign the box itself knows whether the service ran, unless it was rebooted; then the ledger does.
+    """
+    now, before = service.production(), _production_before(records)
+    return now.model_copy(update={"active": now.active or (before is not None and before.active)})
+
+
 def _production_before(records: tuple[AnyRecord, ...]) -> ProductionState | None:
     """What an interrupted campaign found before its first change; None when the last one restored it."""
     found: ProductionState | None = None
@@ -243,21 +252,31 @@ def _production_before(records: tuple[AnyRecord, ...]) -> ProductionState | None
     return found
 
 
-def check_fingerprint(records: tuple[AnyRecord, ...], fingerprint: dict[str, str | None]) -> None:
-    """Refuses to add boots of another machine, driver or engine to an experiment.
+def check_fingerprint(records: tuple[AnyRecord, ...], site: Site) -> None:
+    """Refuses to add boots of another machine, driver, engine or unit to an experiment.
 
     Raises:
         ExperimentChanged: names each fact that differs.
     """
     begun = next((record for record in records if isinstance(record, CampaignStarted)), None)
-    if begun is None:
-        return
-    names = sorted(set(begun.fingerprint) | set(fingerprint))
-    changed = [
-        f"{name}: {begun.fingerprint.get(name)} → {fingerprint.get(name)}"
-        for name in names
-        if begun.fingerprint.get(name) != fingerprint.get(name)
-    ]
+    if begun is not None:
+        refuse_changed(begun.fingerprint, site.fingerprint, begun.base_command, redact_argv(site.unit.argv))
+
+
+def refuse_changed(
+    before: dict[str, str | None], now: dict[str, str | None], command_before: Sequence[str], command: Sequence[str]
+) -> None:
+    """Compares fingerprints, and production's own command, to which every variant is a difference.
+
+    Raises:
+        ExperimentChanged: names each fact that differs.
+    """
+    names = sorted(set(before) | set(now))
+    changed = [f"{name}: {before.get(name)} → {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+    if command_before and tuple(command_before) != tuple(command):
+        gone = [word for word in command_before if word not in command]
+        new = [word for word in command if word not in command_before]
+        changed.append(f"the unit's command: without {gone}, with {new}, in another order if both are empty")
     if changed:
         raise ExperimentChanged(
             "the box is not what the experiment began with: " + "; ".join(changed),

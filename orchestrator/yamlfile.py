@@ -48,28 +48,33 @@ _STR_TAG = "tag:yaml.org,2002:str"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where something stands. `text` is a scalar as it was written, `plain` that it stood without quotes."""
+    """Where something stands. `text` is a scalar as it was written, `plain` that it stood without quotes.
+
+    `file` names another file than the one that is read: one that it includes.
+    """
 
     line: int
     text: str | None = None
     plain: bool = False
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file. `line` counts from 1."""
+    """One thing that is wrong with a file. `line` counts from 1; `file` as in `Mark`."""
 
     line: int
     key: str
     what: str
     accepted: str | None = None
+    file: str | None = None
 
     def say(self, filename: str) -> str:
         """`file:line: key: what is wrong; accepted: …`, on one line; what cannot be printed stands as an escape."""
         key = f"{self.key}: " if self.key else ""
         accepted = f"; accepted: {self.accepted}" if self.accepted else ""
         said = f"{key}{self.what}{accepted}"
-        return f"{filename}:{self.line}: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
+        return f"{self.file or filename}:{self.line}: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
 
 
 def say_path(path: KeyPath) -> str:
@@ -96,12 +101,13 @@ class Document:
         for end in range(len(path), -1, -1):
             found = self.marks.get(path[:end])
             if found is not None:
-                return found if end == len(path) else Mark(found.line)
+                return found if end == len(path) else Mark(found.line, file=found.file)
         return Mark(1)
 
     def problem(self, path: KeyPath, what: str, accepted: str | None = None) -> Problem:
         """A problem with one key, at its line."""
-        return Problem(self.mark(path).line, say_path(path), what, accepted)
+        mark = self.mark(path)
+        return Problem(mark.line, say_path(path), what, accepted, mark.file)
 
 
 def load_yaml(text: str, filename: str) -> tuple[Any, Mapping[KeyPath, Mark]]:

@@ -93,6 +93,11 @@ class Lock:
                 hint="another campaign may have broken it; the same command goes on when the box is free",
             )
 
+    @property
+    def lost(self) -> bool:
+        """Whether `check` would say that it is no longer ours."""
+        return self._lost is not None or self._stream.ended
+
     def release(self) -> None:
         """Give the box back; it is free when this returns. Never raises; a second call is nothing."""
         if self._released.is_set():
@@ -125,7 +130,7 @@ class Lock:
                 return
 
 
-def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = False) -> Lock:
+def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = False, again: bool = False) -> Lock:
     """Take the lock of a box.
 
     Args:
@@ -133,6 +138,7 @@ def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = Fal
         name: What is locked, equal for everybody who shall exclude each other: the box's unit, say.
         holder: Who holds it, as others shall read it: user, host, pid. The time is added.
         break_lock: End another holder's process first, as far as this login may.
+        again: End our own: the holder of the same name, whose connection we have lost and the box not yet.
 
     Returns:
         The held lock.
@@ -146,7 +152,8 @@ def hold(transport: Transport, name: str, holder: str, *, break_lock: bool = Fal
     if isinstance(taken, _Holder) and taken.pid is None:
         # Its holder may have ended between the two looks.
         taken = _ask(transport, name, claim)
-    if break_lock and isinstance(taken, _Holder):
+    ours = again and isinstance(taken, _Holder) and taken.claim.startswith(f"{' '.join(holder.split())} since ")
+    if (break_lock or ours) and isinstance(taken, _Holder):
         _end(transport, name, taken)
         taken = _ask(transport, name, claim)
     if isinstance(taken, _Holder):

@@ -215,6 +215,10 @@ class ProcessService:
         """See `Service.pids`."""
         return tuple(int(word) for word in self._sh(_PIDS, self._dir).split() if word.isdigit())
 
+    def ours(self) -> bool:
+        """See `Service.ours`: there is no production here."""
+        return True
+
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this

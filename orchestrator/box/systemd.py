@@ -297,10 +297,9 @@ class SystemdService:
     def production(self) -> ProductionState:
         """See `Service.production`. After a killed campaign its restore script still knows whether the unit ran."""
         facts = self.describe()
-        active = facts.active
-        if facts.our_drop_in:
-            known = was_active(self._sh(_READ, self.dead_man.script))
-            active = active if known is None else known
+        # The script is there as long as a campaign has not given back, also before and after our drop-in is.
+        known = was_active(self._sh(_READ, self.dead_man.script))
+        active = facts.active if known is None else known
         return ProductionState(
             unit=self.name, active=active, enabled=facts.enabled, command=facts.argv, drop_ins=facts.drop_ins
         )
@@ -325,6 +324,10 @@ class SystemdService:
     def pids(self) -> tuple[int, ...]:
         """See `Service.pids`: everything in its control group."""
         return tuple(sorted(int(word) for word in self._sh(_PIDS, self.name, *self._ctl).split()))
+
+    def ours(self) -> bool:
+        """See `Service.ours`: our drop-in is there."""
+        return self._look()[1]
 
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`. Where /proc/PID/environ may not be read, what systemd was told stands for it."""

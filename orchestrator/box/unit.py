@@ -135,6 +135,9 @@ class Service(Protocol):
     def pids(self) -> tuple[int, ...]:
         """All of its processes, orphans included; empty when nothing of it lives."""
 
+    def ours(self) -> bool:
+        """Whether what runs now, if anything does, is a variant and not production."""
+
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The argument vector and environment of its main process, from /proc; empty where they cannot be read."""
 

@@ -33,7 +33,7 @@ class Meaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A line without its prefix, and the rules that fit it: milestones first, then the one verdict."""
+    """A line without its prefix, and the rules that fit it: milestones first, then the verdict (a fault's wrapper beside it)."""
 
     line: lines.Line
     fits: tuple[tuple[Rule, re.Match[str]], ...]
@@ -80,12 +80,21 @@ class Reader:
     def _fits(self, transport: str, line: lines.Line, words: list[str]) -> tuple[tuple[Rule, re.Match[str]], ...]:
         frame = transport == "program" and line.is_frame
         milestones: list[tuple[Rule, re.Match[str]]] = []
-        verdict: list[tuple[Rule, re.Match[str]]] = []
+        verdicts: list[tuple[Rule, re.Match[str]]] = []
         for rule in self.rules.candidates(words):
-            kept = milestones if rule.kind in MILESTONES else verdict
-            if rule.transport != transport or (rule.kind == "frame") != frame or (kept is verdict and verdict):
+            milestone = rule.kind in MILESTONES
+            decided = not milestone and bool(verdicts) and not _joins(rule, verdicts)
+            if rule.transport != transport or (rule.kind == "frame") != frame or decided:
                 continue
             found = rule.search(line.body)
-            if found is not None:
-                kept.append((rule, found))
-        return (*milestones, *verdict)
+            if found is None:
+                continue
+            if rule.quotes:
+                return ((rule, found),)
+            (milestones if milestone else verdicts).append((rule, found))
+        return (*milestones, *verdicts)
+
+
+def _joins(rule: Rule, verdicts: list[tuple[Rule, re.Match[str]]]) -> bool:
+    """A wrapper that names its root in the same line says both: the fault, and that something died."""
+    return rule.kind == "death" and len(verdicts) == 1 and verdicts[0][0].kind == "fault"

@@ -90,6 +90,7 @@ class Rule(Frozen):
         boot_only: Such a thing ends a boot, never an engine that serves, whatever was printed before it.
         clean: For `exit`: an end with status 0.
         if_dead: For `benign`: the cause when the start died and nothing else names one.
+        quotes: For milestones: the rest of the line is somebody's text (a prompt), in which no other rule may look.
         when: For `death`: which part of life the wrapper belongs to.
         alarm: The start can no longer succeed once this line is seen.
         transport: Only entries of this transport (`kernel`, `journal`), else the program's own.
@@ -112,6 +113,7 @@ class Rule(Frozen):
     sticky: bool = False
     clean: bool = False
     boot_only: bool = False
+    quotes: bool = False
     if_dead: str | None = None
     when: Literal["startup", "runtime", "any"] = "any"
     alarm: bool = False

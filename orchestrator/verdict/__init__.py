@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from orchestrator import stats
 from orchestrator.errors import UsageError
-from orchestrator.records import Series, VariantVerdict, Verdicts
+from orchestrator.goals import UNITS
+from orchestrator.records import ClaimVerdict, Series, VariantVerdict, Verdicts
 from orchestrator.verdict import wording
 from orchestrator.verdict.adaptive import next_boots
-from orchestrator.verdict.case import Case, exp, exp_interval, printed, throughput
-from orchestrator.verdict.claims import Finding, check_claim, compare_baseline
+from orchestrator.verdict.case import Case
+from orchestrator.verdict.claims import Finding, check_claim, compare_baseline, weigh_claim
 from orchestrator.verdict.derive import Derivation, changes, derive
 from orchestrator.verdict.gather import series_from_records
+from orchestrator.verdict.values import exp, exp_interval, printed, throughput
 
 __all__ = [
     "Finding",
@@ -47,6 +49,10 @@ def judge(series: Series) -> Verdicts:
         confounded=derived.confounded,
         objective_cache=ranking.cache,
         objective_levels=ranking.levels,
+        objective_metric=ranking.goal.metric,
+        objective_unit=UNITS[ranking.goal.metric],
+        objective_weights={level: ranking.goal.weights.get(level, 1.0) for level in ranking.levels},
+        claims=tuple(_claim(derived, text) for text in series.claims),
         plan=series.plan,
         refute_looks=series.refute_looks,
         vouch_looks=series.vouch_looks,
@@ -78,6 +84,11 @@ def to_json(verdicts: Verdicts) -> str:
     return verdicts.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
+def _claim(derived: Derivation, text: str) -> ClaimVerdict:
+    found = weigh_claim(derived, text)
+    return ClaimVerdict(claim=text, answer=found.answer, sentence=found.sentence)
+
+
 def _variant(derived: Derivation, case: Case) -> VariantVerdict:
     series, ranking = derived.series, derived.ranking
     own = ranking.objectives.get(case.name)
@@ -102,5 +113,6 @@ def _variant(derived: Derivation, case: Case) -> VariantVerdict:
         confounded=None if own is None else derived.confounded,
         tied=case.name in ranking.tied,
         changes=changes(series, case.name),
+        constraints=case.constraints,
         cells=tuple(cell.verdict for cell in case.cells),
     )

@@ -6,20 +6,28 @@ Cache states are never pooled: a cell is variant × cache state × concurrency.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from orchestrator import stats
-from orchestrator.records import BootResult, CacheState, CellVerdict, Level, Reproducibility, Series
+from orchestrator.records import (
+    THROUGHPUT,
+    BootResult,
+    CacheState,
+    CellVerdict,
+    ConstraintVerdict,
+    Objective,
+    Reproducibility,
+    Series,
+)
+from orchestrator.verdict import limits
+from orchestrator.verdict.values import CACHES, exp_interval, logs_of, throughput, values_of
 
 COLD: tuple[CacheState, ...] = ("cold", "clear")  # both start without a compiled graph
-CACHES: tuple[CacheState, ...] = ("cold", "clear", "as-is", "warm")  # which one is ranked, where several are there
 COLLAPSE_RATIO = 2.0  # some lower level's aggregate is more than so many times this level's, in every boot
 COLLAPSE_DROP = math.log(0.9)  # or lower by more than 10 % and significantly so
 COLLAPSE_BOOTS = 3
-_LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,12 @@ class Case:
     cells: tuple[Cell, ...]
     drops: tuple[Drop, ...]
     collapses: tuple[Collapse, ...]
+    constraints: tuple[ConstraintVerdict, ...] = ()
+
+    @cached_property
+    def missed(self) -> tuple[ConstraintVerdict, ...]:
+        """Constraints that this variant surely misses."""
+        return tuple(one for one in self.constraints if one.answer == "FAIL")
 
     @cached_property
     def fatal(self) -> tuple[BootResult, ...]:
@@ -95,6 +109,7 @@ class Case:
             "collapses_with_concurrency": self.collapses,
             "does_not_reproduce": self.wide,
             "errors_under_load": self.errors,
+            "misses_constraint": self.missed,
         }
         return tuple(sorted(reason for reason, evidence in holds.items() if evidence))
 
@@ -103,62 +118,35 @@ class Case:
         """Whether any cell has a valid value."""
         return any(cell.logs for cell in self.cells)
 
-    def levels(self, cache: CacheState) -> tuple[int, ...]:
+    def levels(self, cache: CacheState, metric: str = THROUGHPUT) -> tuple[int, ...]:
         """Levels with a valid value in this cache state."""
-        return tuple(c.verdict.concurrency for c in self.cells if c.verdict.cache == cache and c.logs)
+        tables = [values_of(boot, metric) for boot in self.boots if boot.cache == cache]
+        return tuple(sorted({level for table in tables for level in table}))
 
-    def objective(self, cache: CacheState, levels: Iterable[int]) -> float:
-        """Mean over levels of the mean log: the log of the geometric mean of the cells' estimates."""
-        means = [
-            stats.mean(cell.logs)
-            for cell in self.cells
-            if cell.verdict.cache == cache and cell.verdict.concurrency in set(levels)
-        ]
-        return math.fsum(m for m in means if m is not None) / len(means)
+    def objective(self, cache: CacheState, levels: Sequence[int], goal: Objective) -> float:
+        """Log of the weighted geometric mean over levels of the boots' geometric means."""
+        means = [stats.mean(logs_of(self.boots, cache, level, goal.metric)) for level in levels]
+        pairs = [(goal.weights.get(level, 1.0), m) for level, m in zip(levels, means, strict=True) if m is not None]
+        return math.fsum(weight * m for weight, m in pairs) / math.fsum(weight for weight, _ in pairs)
 
-    def objective_logs(self, cache: CacheState, levels: Sequence[int]) -> tuple[float, ...]:
+    def objective_logs(self, cache: CacheState, levels: Sequence[int], goal: Objective) -> tuple[float, ...]:
         """The objective's log of each boot that has every level."""
-        tables = (values_of(boot) for boot in self.boots if boot.cache == cache)
+        return tuple(log for _, log in self.objective_by_block(cache, levels, goal))
+
+    def objective_by_block(
+        self, cache: CacheState, levels: Sequence[int], goal: Objective
+    ) -> tuple[tuple[int, float], ...]:
+        """Block and objective's log of each boot that has every level."""
+        weights = [goal.weights.get(level, 1.0) for level in levels]
+        tables = ((boot.block, values_of(boot, goal.metric)) for boot in self.boots if boot.cache == cache)
         return tuple(
-            math.fsum(math.log(table[level]) for level in levels) / len(levels)
-            for table in tables
+            (
+                block,
+                math.fsum(w * math.log(table[level]) for level, w in zip(levels, weights, strict=True)) / sum(weights),
+            )
+            for block, table in tables
             if all(level in table for level in levels)
         )
-
-
-def values_of(boot: BootResult) -> dict[int, float]:
-    """Concurrency to the valid values of one boot, tok/s."""
-    return {level.concurrency: level.value for level in boot.levels if level.value is not None and is_value(level)}
-
-
-def is_value(level: Level) -> bool:
-    """Whether a level holds a measurement: a positive number, valid, of a trial that did not fail."""
-    return level.measured and level.valid and not level.failed and level.value is not None and level.value > 0
-
-
-def exp(log: float) -> float | None:
-    """The number whose logarithm this is; None where it would not be finite."""
-    return math.exp(log) if log <= _LARGEST else None
-
-
-def throughput(log_tok_s: float) -> float:
-    """Tok/s from a log that lies among those of measured values, so that only rounding can lead beyond a float."""
-    return math.exp(min(log_tok_s, _LARGEST))
-
-
-def exp_interval(logs: stats.Interval | None) -> stats.Interval | None:
-    """An interval of logs as one of ratios; None where an end would not be a finite number."""
-    if logs is None:
-        return None
-    low, high = exp(logs[0]), exp(logs[1])
-    return None if low is None or high is None else (low, high)
-
-
-def printed(value: float) -> str:
-    """A throughput as every report prints it: equal objectives, to these digits, are a tie."""
-    if not 1 <= value < 1e9:
-        return f"{value:.3g}"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 # --- from the boots ------------------------------------------------------------------------------------------------
@@ -177,7 +165,8 @@ def make_case(series: Series, name: str) -> Case:
         found = _drops(cache, levels, tables)
         drops += found
         collapses += _collapses(cache, levels, tables, found)
-    return Case(name, boots, tuple(cells), tuple(drops), tuple(collapses))
+    held = tuple(limits.check(one, boots) for one in series.constraints)
+    return Case(name, boots, tuple(cells), tuple(drops), tuple(collapses), held)
 
 
 def _caches(series: Series, boots: Iterable[BootResult]) -> tuple[CacheState, ...]:

@@ -7,28 +7,21 @@ claim, and supports no comparison either.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias
 
 from orchestrator import stats
 from orchestrator.errors import UsageError
-from orchestrator.records import CacheState, Series
-from orchestrator.verdict.case import CACHES, Case, Cell, printed, throughput
+from orchestrator.goals import CLAIM_HELP, Claim, GoalError, parse_claim
+from orchestrator.records import CacheState, Objective, Series, ThreeAnswers
+from orchestrator.verdict.case import Case, Cell
 from orchestrator.verdict.derive import Derivation, derive
+from orchestrator.verdict.values import CACHES, printed, throughput
 from orchestrator.verdict.wording import FAR, listed, plural, streams, times
 
-Answer = Literal["PASS", "FAIL", "UNDECIDED"]
+Answer: TypeAlias = ThreeAnswers
 MARGIN = 0.05
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_CLAIM = re.compile(
-    rf"\s*(?P<one>\S.*?)\s*(?P<sign>>=|<=|>|<)\s*(?:(?P<factor>{_NUMBER})\s*[x×*]\s+)?(?P<other>\S.*?)"
-    r"(?:\s+at\s+(?P<levels>[0-9]+(?:\s*,\s*[0-9]+)*))?\s*",
-    re.ASCII,
-)
-_VALUE = re.compile(rf"(?P<value>{_NUMBER})(?:\s*tok/s)?", re.ASCII)
-_CLAIM_HELP = "such as 'spec-1 >= 1.5x spec-3 at 1', 'spec-1 >= no-spec' or 'spec-1 >= 60 tok/s at 1'"
 
 
 @dataclass(frozen=True)
@@ -43,19 +36,6 @@ class Finding:
 # --- claims --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """`one` is at least (else at most) `factor` times `other`, or `value` tok/s; no levels: all that both have."""
-
-    text: str
-    one: str
-    at_least: bool
-    factor: float
-    other: str | None
-    value: float | None
-    levels: tuple[int, ...]
-
-
 def check_claim(series: Series, text: str) -> Finding:
     """Whether a claim holds: PASS when its one-sided 95 % bound is on the claimed side, FAIL when on the other.
 
@@ -66,7 +46,11 @@ def check_claim(series: Series, text: str) -> Finding:
     Raises:
         UsageError: no claim, a variant that is not there, a factor or value of 0.
     """
-    derived = derive(series)
+    return weigh_claim(derive(series), text)
+
+
+def weigh_claim(derived: Derivation, text: str) -> Finding:
+    """The same on what was derived already."""
     claim = _parse(derived, text)
     cases = [_case(derived, name) for name in (claim.one, claim.other) if name is not None]
     cache = next((cache for cache in CACHES if all(case.levels(cache) for case in cases)), None)
@@ -81,36 +65,21 @@ def check_claim(series: Series, text: str) -> Finding:
         if wide is not None:
             at = streams((wide.verdict.concurrency,))
             return Finding(answer, f"{claim.text}: {case.name} does not reproduce at {at}")
-    return _weigh(claim, [case.objective_logs(cache, levels) for case in cases])
+    return _weigh(claim, [case.objective_logs(cache, levels, Objective()) for case in cases])
 
 
-def _parse(derived: Derivation, text: str) -> _Claim:
-    match = _CLAIM.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no claim", hint=_CLAIM_HELP)
-    value = _VALUE.fullmatch(match["other"]) if match["factor"] is None else None
-    if value is not None and derived.case(match["other"]) is not None:
-        value = None  # a variant whose name is a number
-    factor = float(match["factor"] or 1)
-    if factor <= 0 or (value is not None and float(value["value"]) <= 0):
-        raise UsageError(f"{text!r}: a factor and a value are above 0", hint=_CLAIM_HELP)
-    levels = tuple(sorted({int(level) for level in re.findall(r"[0-9]+", match["levels"] or "")}))
-    return _Claim(
-        text=" ".join(text.split()),
-        one=match["one"],
-        at_least=match["sign"].startswith(">"),
-        factor=factor,
-        other=None if value is not None else match["other"],
-        value=float(value["value"]) if value is not None else None,
-        levels=levels,
-    )
+def _parse(derived: Derivation, text: str) -> Claim:
+    try:
+        return parse_claim(text, frozenset(case.name for case in derived.cases))
+    except GoalError as error:
+        raise UsageError(str(error), hint=CLAIM_HELP) from error
 
 
 def _case(derived: Derivation, name: str) -> Case:
     case = derived.case(name)
     if case is None:
         names = ", ".join(case.name for case in derived.cases)
-        raise UsageError(f"no variant {name!r} in {derived.series.experiment}", hint=f"one of: {names}; {_CLAIM_HELP}")
+        raise UsageError(f"no variant {name!r} in {derived.series.experiment}", hint=f"one of: {names}; {CLAIM_HELP}")
     return case
 
 
@@ -118,7 +87,7 @@ def _cells(case: Case, cache: CacheState, levels: Sequence[int]) -> list[Cell]:
     return [cell for cell in case.cells if cell.verdict.cache == cache and cell.verdict.concurrency in levels]
 
 
-def _weigh(claim: _Claim, logs: Sequence[Sequence[float]]) -> Finding:
+def _weigh(claim: Claim, logs: Sequence[Sequence[float]]) -> Finding:
     """Bounds on the log ratio (or the log value) against the claimed one."""
     if claim.value is not None:
         bounds, middle = stats.mean_interval(logs[0], 2 * stats.ALPHA), stats.mean(logs[0])
@@ -137,7 +106,7 @@ def _weigh(claim: _Claim, logs: Sequence[Sequence[float]]) -> Finding:
     return Finding("UNDECIDED", f"{claim.text}: undecided, {said}{_advice(middle - limit, logs)}")
 
 
-def _told(claim: _Claim, log: float) -> str:
+def _told(claim: Claim, log: float) -> str:
     return times(log) if claim.value is None else f"{printed(throughput(log))} tok/s"
 
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator import stats
-from orchestrator.records import CacheState, Series, VariantAnswer
-from orchestrator.verdict.case import CACHES, Case, make_case, printed, throughput, values_of
+from orchestrator.goals import LOWER_IS_BETTER
+from orchestrator.records import CacheState, Objective, Series, VariantAnswer
+from orchestrator.verdict.case import Case, make_case
+from orchestrator.verdict.values import CACHES, printed, throughput, values_of
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,22 @@ class Comparison:
     difference: stats.Difference | None
     p_holm: float | None
     family: int
+    sign: int = 1
 
     @property
     def slower(self) -> bool:
-        """Significantly slower than the winner."""
+        """Significantly worse than the winner."""
         return (
             self.difference is not None
             and self.p_holm is not None
             and self.p_holm < stats.ALPHA
-            and self.difference.value < 0
+            and self.sign * self.difference.value < 0
         )
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Who is compared, on what, and with which result. `order` is by objective, highest first."""
+    """Who is compared, on what, and with which result. `objectives` are logs of the goal's metric."""
 
     cache: CacheState | None
     levels: tuple[int, ...]
@@ -44,6 +47,7 @@ class Ranking:
     tied: tuple[str, ...]
     winner: str | None
     comparisons: Mapping[str, Comparison]
+    goal: Objective = Objective()
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,19 @@ def variant_names(series: Series) -> tuple[str, ...]:
 
 
 def _rank(series: Series, cases: Sequence[Case]) -> Ranking:
+    goal = series.objective
     standing = [case for case in cases if not case.reasons]
-    cache = next((cache for cache in CACHES if any(case.levels(cache) for case in standing)), None)
+    cache = next((cache for cache in CACHES if any(case.levels(cache, goal.metric) for case in standing)), None)
     if cache is None:
-        return Ranking(None, (), {}, (), None, {})
-    ranked = [case for case in standing if case.levels(cache)]
-    levels = tuple(sorted(set.intersection(*(set(case.levels(cache)) for case in ranked))))
+        return Ranking(None, (), {}, (), None, {}, goal)
+    ranked = [case for case in standing if case.levels(cache, goal.metric)]
+    common = set.intersection(*(set(case.levels(cache, goal.metric)) for case in ranked))
+    levels = tuple(sorted(common & set(goal.levels) if goal.levels else common))
     if not levels:
-        return Ranking(cache, (), {}, (), None, {})
-    objectives = {case.name: case.objective(cache, levels) for case in ranked}
-    top = printed(throughput(max(objectives.values())))
+        return Ranking(cache, (), {}, (), None, {}, goal)
+    objectives = {case.name: case.objective(cache, levels, goal) for case in ranked}
+    best = min(objectives.values()) if goal.metric in LOWER_IS_BETTER else max(objectives.values())
+    top = printed(throughput(best))
     tied = [name for name, value in objectives.items() if printed(throughput(value)) == top]
     winner = min(tied, key=lambda name: (changes(series, name) is None, changes(series, name) or 0))
     return Ranking(
@@ -103,7 +110,8 @@ def _rank(series: Series, cases: Sequence[Case]) -> Ranking:
         objectives,
         tuple(tied) if len(tied) > 1 else (),
         winner,
-        _compare(winner, {case.name: case.objective_logs(cache, levels) for case in ranked}),
+        _compare(winner, {case.name: case.objective_logs(cache, levels, goal) for case in ranked}, goal),
+        goal,
     )
 
 
@@ -112,12 +120,13 @@ def changes(series: Series, name: str) -> int | None:
     return series.changes.get(name, 0 if name == series.production else None)
 
 
-def _compare(winner: str, logs: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
+def _compare(winner: str, logs: Mapping[str, Sequence[float]], goal: Objective) -> dict[str, Comparison]:
     """Welch against the winner for everyone else, Holm over those that can be tested."""
     differences = {name: stats.welch(own, logs[winner]) for name, own in logs.items() if name != winner}
     tested = {name: difference for name, difference in differences.items() if difference is not None}
     adjusted = dict(zip(tested, stats.holm([d.p for d in tested.values()]), strict=True))
-    return {name: Comparison(d, adjusted.get(name), len(tested)) for name, d in differences.items()}
+    sign = -1 if goal.metric in LOWER_IS_BETTER else 1
+    return {name: Comparison(d, adjusted.get(name), len(tested), sign) for name, d in differences.items()}
 
 
 # --- order and drift -----------------------------------------------------------------------------------------------

@@ -22,11 +22,13 @@ from orchestrator.records import (
     CountedOutcome,
     JournalAnswered,
     Level,
+    Objective,
+    Quantiles,
     Series,
     StepEnded,
     TrialEnded,
 )
-from orchestrator.verdict.case import throughput
+from orchestrator.verdict.values import throughput
 
 COUNTED: Mapping[str, CountedOutcome] = {"completed": "completed", "crashed": "crashed", "not_ready": "not_ready"}
 COVARIATES = ("start_temperature_c",)  # facts of steps that may explain a drift
@@ -75,6 +77,9 @@ def series_from_records(
         boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
         boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
         confounded=_differing(campaigns),
+        objective=last.objective if last else Objective(),
+        constraints=last.constraints if last else (),
+        claims=last.claims if last else (),
         **_looks(plan),
     )
 
@@ -192,7 +197,30 @@ def _level(concurrency: int, trials: Sequence[TrialEnded]) -> Level:
     value = values[0] if len(values) == 1 else None
     if len(values) > 1:
         value = throughput(math.fsum(math.log(one) for one in values) / len(values))
-    return Level(concurrency=concurrency, value=None if failed else value, failed=failed, valid=bool(values) or failed)
+    return Level(
+        concurrency=concurrency,
+        value=None if failed else value,
+        failed=failed,
+        valid=bool(values) or failed,
+        metrics={} if failed or not values else _latencies(trials),
+    )
+
+
+def _latencies(trials: Sequence[TrialEnded]) -> dict[str, float]:
+    """Latencies of valid trials by name; several windows of one boot are one number, as their throughput is."""
+    found: dict[str, list[float]] = {}
+    for trial in trials:
+        if not trial.valid or trial.failed:
+            continue
+        for what, quantiles in (("ttft", trial.ttft_ms), ("itl", trial.itl_ms), ("e2e", trial.e2e_ms)):
+            for quantile, value in _quantiles(quantiles):
+                if value is not None and value > 0:
+                    found.setdefault(f"{what}_{quantile}_ms", []).append(math.log(value))
+    return {name: throughput(math.fsum(logs) / len(logs)) for name, logs in found.items()}
+
+
+def _quantiles(of: Quantiles) -> tuple[tuple[str, float | None], ...]:
+    return (("p50", of.p50), ("p90", of.p90), ("p99", of.p99), ("max", of.max))
 
 
 def _covariates(step: StepEnded) -> dict[str, float]:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from orchestrator import stats
-from orchestrator.records import BootResult, CellVerdict
-from orchestrator.verdict.case import Case, Cell, Collapse, Drop, exp, exp_interval, printed, throughput
+from orchestrator.goals import UNITS
+from orchestrator.records import THROUGHPUT, BootResult, CellVerdict
+from orchestrator.verdict.case import Case, Cell, Collapse, Drop
 from orchestrator.verdict.derive import Derivation, changes
+from orchestrator.verdict.values import exp, exp_interval, logs_of, printed, throughput
 
 SHOWN = 6  # boots listed by their numbers; more are told by their range
 FAR = 100  # boots above which a number of further boots is no advice
@@ -86,6 +88,7 @@ def _reasons(derived: Derivation, case: Case) -> list[str]:
     told += [_wide(cell.verdict, derived.series.tolerance) for cell in case.wide[:1]]
     if case.errors:
         told.append(_errors(case))
+    told += [f"it misses {missed.sentence}" for missed in case.missed[:1]]
     return told
 
 
@@ -159,6 +162,8 @@ def _assurance(case: Case) -> str:
     fewest = min(len(cell.logs) for cell in case.cells)
     unseen = stats.hidden_mode_rate(fewest)
     slow = "" if unseen is None else f"; a slow mode on up to {percent(unseen)} of boots would still be unseen"
+    unsure = [held.constraint for held in case.constraints if held.answer != "PASS"]
+    slow += f"; not surely held: {listed(unsure)}" if unsure else ""
     if not open_cells:
         return f"all {plural(len(case.cells), 'cell')} reproduce{slow}"
     wanted = [cell.more_boots for cell in open_cells]
@@ -189,7 +194,7 @@ def _would_tell(derived: Derivation, case: Case) -> str:
     ranking = derived.ranking
     comparison = ranking.comparisons[case.name]
     assert comparison.difference is not None
-    logs = case.objective_logs(ranking.cache or "cold", ranking.levels)
+    logs = case.objective_logs(ranking.cache or "cold", ranking.levels, ranking.goal)
     pooled = comparison.difference.se * math.sqrt(len(logs) / 2)
     needed = stats.boots_per_arm(comparison.difference.value, pooled)
     if needed is None or needed > FAR or needed <= len(logs):
@@ -198,16 +203,14 @@ def _would_tell(derived: Derivation, case: Case) -> str:
 
 
 def _objective(derived: Derivation, case: Case) -> str:
-    ranking = derived.ranking
-    value = printed(throughput(ranking.objectives[case.name]))
-    mean = "" if len(ranking.levels) == 1 else ", geometric mean"
-    state = _state(ranking.cache or "cold")
-    boots = max(
-        len(cell.logs)
-        for cell in case.cells
-        if cell.verdict.cache == ranking.cache and cell.verdict.concurrency in ranking.levels
-    )
-    return f"{value} tok/s (at {streams(ranking.levels)}{state}{mean}, {plural(boots, 'boot')})"
+    ranking, goal = derived.ranking, derived.ranking.goal
+    value = f"{printed(throughput(ranking.objectives[case.name]))} {UNITS[goal.metric]}"
+    name = "" if goal.metric == THROUGHPUT else f"{goal.metric} "
+    weighted = "weighted " if any(goal.weights.get(level, 1.0) != 1.0 for level in ranking.levels) else ""
+    mean = "" if len(ranking.levels) == 1 else f", {weighted}geometric mean"
+    cache = ranking.cache or "cold"
+    boots = max(len(logs_of(case.boots, cache, level, goal.metric)) for level in ranking.levels)
+    return f"{name}{value} (at {streams(ranking.levels)}{_state(cache)}{mean}, {plural(boots, 'boot')})"
 
 
 def _failures(case: Case) -> str:
@@ -273,8 +276,9 @@ def _outcome(derived: Derivation) -> str:
 
 
 def provisional(case: Case) -> bool:
-    """Whether any cell of the winner is not `REPRODUCES`."""
-    return any(cell.verdict.reproducibility != "REPRODUCES" for cell in case.cells)
+    """Whether any cell of the winner is not `REPRODUCES`, or a constraint on it is not surely held."""
+    unsure = any(held.answer != "PASS" for held in case.constraints)
+    return unsure or any(cell.verdict.reproducibility != "REPRODUCES" for cell in case.cells)
 
 
 def _no_winner(derived: Derivation) -> str:
@@ -401,6 +405,8 @@ def _rules(derived: Derivation, case: Case) -> list[str]:
         or "no cell is refuted",
         "errors_under_load": _errors(case) if case.errors else "no trial failed",
     }
+    if case.constraints:
+        told["misses_constraint"] = "; ".join(held.sentence for held in case.constraints)
     lines = [f"{'yes' if name in case.reasons else 'no '} {name}: {why}" for name, why in told.items()]
     return lines + [
         f"    {drop.high} against {streams((drop.low,))}{_state(drop.cache)}: {_drop(drop)}"
