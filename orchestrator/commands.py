@@ -23,6 +23,8 @@ from invoke.tasks import task
 from rich.console import Console
 
 from orchestrator import campaign, doctor, journal, on_end, report, survey, verdict
+from orchestrator.adopt import adopt as make_adoption
+from orchestrator.adopt import unset_of
 from orchestrator.closing import next_steps, program
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
 from orchestrator.gate import gate as judge_gate
@@ -357,6 +359,35 @@ def doctor_(
     return found.exit_code
 
 
+@task(
+    positional=["variant"],
+    help={
+        "variant": "which one",
+        "experiment": "its name (default: the newest)",
+        "out": "where experiments are kept",
+        "print": "print the difference and the drop-in; nothing is ever written",
+    },
+)
+@command(unexpected=USAGE)
+def adopt(
+    _context: Context,
+    variant: str | None = None,
+    experiment: str | None = None,
+    out: str = DEFAULT_OUT,
+    print_: bool = False,
+) -> int:
+    """The drop-in that makes a variant production, as a difference to the unit's command; writes nothing."""
+    if variant is None or not print_:
+        raise UsageError("adopt needs a variant, and only prints", hint=f"`{program()} adopt spec-1 --print`")
+    folder = find_experiment(Path(out), experiment)
+    verdicts = verdict.judge(_series(folder))
+    made = make_adoption(read(folder), verdicts, variant, unset_env=unset_of(folder, variant))
+    for warning in made.warnings:
+        _say(f"WARNING {warning}")
+    print(f"{made.diff}\n\n# {made.path}\n{made.text}", end="")
+    return OK
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
@@ -365,3 +396,4 @@ NAMESPACE.add_task(judge)
 NAMESPACE.add_task(classify)
 NAMESPACE.add_task(restore)
 NAMESPACE.add_task(doctor_, name="doctor")
+NAMESPACE.add_task(adopt)

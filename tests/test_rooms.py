@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "orchestrator"
 
 SHARED = {"errors", "records", "redact", "failpoints", "orchestrator"}
-DESIGN = {"matrix", "matrix_keys", "matrix_check", "yamlfile"}
+DESIGN = {"goals", "matrix", "matrix_keys", "matrix_check", "matrix_grid", "yamlfile"}
 MACHINE = {"box", "journal", "load", "trial", "rulers", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
 
@@ -26,6 +26,7 @@ ALLOWED = {
     "matrix": SHARED | DESIGN,
     "matrix_keys": SHARED | DESIGN,
     "matrix_check": SHARED | DESIGN,
+    "matrix_grid": SHARED | DESIGN,
     "matrix_pages": SHARED | DESIGN,
     "plan": SHARED | DESIGN,
     "journal": SHARED,
@@ -43,12 +44,14 @@ ALLOWED = {
     "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey", "custody", "advice", "on_end"},
     "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
+    "adopt": SHARED | DESIGN | {"box"},
     "doctor": SHARED | DESIGN | {"box", "scrape", "survey", "plan", "progress"},
     "live": SHARED | {"progress", "ledger"},
     "advice": SHARED | DESIGN | {"plan"},
     "on_end": SHARED,
     "closing": SHARED,
-    "verdict": SHARED | {"stats", "matrix", "plan"},
+    "goals": SHARED,
+    "verdict": SHARED | {"goals", "stats", "matrix", "plan"},
     "series": SHARED | {"yamlfile", "foreign"},
     "foreign": SHARED,
     "gate": SHARED | {"stats", "verdict", "series"},

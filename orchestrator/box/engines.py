@@ -220,6 +220,11 @@ def canonical(name: str) -> tuple[str, bool]:
     return _SPELLINGS.get(head, head) + dot + rest, negated
 
 
+def is_place(name: str) -> bool:
+    """Whether a flag says where the server listens, which is no part of what is compared."""
+    return name in _PLACE or name.startswith("ssl-")
+
+
 def _is_flag(word: str) -> bool:
     return len(word) > 1 and word.startswith("-") and not _NUMBER.match(word)
 
@@ -358,7 +363,7 @@ class Vllm:
             return tuple(problems)
         flags = _applied(flags, variant)
         if host is not None or port is not None:
-            flags = tuple(flag for flag in flags if flag.name not in _PLACE and not flag.name.startswith("ssl-"))
+            flags = tuple(flag for flag in flags if not is_place(flag.name))
             flags += tuple(_flag(spell(*pair)) for pair in (("host", host), ("port", port)) if pair[1] is not None)
         model = _model(positional, flags)
         if model is None:
@@ -519,7 +524,7 @@ def _meanings(argv: Sequence[str]) -> dict[str, tuple[tuple[bool, tuple[str, ...
     positional, flags = parse_flags(split_program(argv)[1])
     found: dict[str, tuple[tuple[bool, tuple[str, ...]], ...]] = {}
     for flag in (*(Flag("model", (word,), (word,)) for word in positional[:1]), *flags):
-        if flag.name not in _PLACE and not flag.name.startswith("ssl-"):
+        if not is_place(flag.name):
             found[flag.name] = (*found.get(flag.name, ()), flag.meaning)
     return found
 
