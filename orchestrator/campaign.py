@@ -274,7 +274,7 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
             listener.warn(f"the ledger's last line was torn; it is kept in {ledger.set_aside}")
         if site.has_production:
             drain(site, interrupts, options.drain_s)
-        write_private(design.folder / "matrix.yaml", design.matrix.text.encode())
+        write_private(design.folder / "matrix.yaml", design.matrix.kept.encode())
         write_plan(design.folder / "plan.json", design.plan)
         listener.planned(_rows(design.plan), design.plan.blocks, design.records)
         opening: tuple[AnyRecord, ...] = (*_cut_off(design.records), _started(design, site))

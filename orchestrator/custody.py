@@ -168,8 +168,7 @@ class Custody:
 
     def _refuse_changed(self) -> None:
         site = self.site
-        program = next(iter(site.launches.values())).argv
-        found = facts.fingerprint(site.transport, program=program)
+        found = facts.fingerprint_of_all(site.transport, (launch.argv for launch in site.launches.values()))
         refuse_changed(site.fingerprint, found, site.production.command, site.unit.argv)
 
     # --- giving it back --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,9 +18,10 @@ from pydantic import Field
 from orchestrator import matrix_check
 from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.matrix_check import flag_name, suggestion
+from orchestrator.matrix_grid import ReadInclude, named, with_grids, with_includes
 from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, ObjectiveKeys, duration
 from orchestrator.records import CacheState, Frozen, Objective
-from orchestrator.yamlfile import Document, Problem, decode, load_yaml, parse, say_path
+from orchestrator.yamlfile import Document, Mark, Problem, decode, load_yaml, parse, say_path
 
 __all__ = [
     "BoxSpec",
@@ -78,17 +80,20 @@ class Variant(Frozen):
 
     Flags are named without leading dashes and with `-` for `_` (see `flag_name`), in the order of the file. A value
     True is a bare flag, False is `--no-FLAG`, a list several values, a dict JSON. `env`: None takes a variable away.
+    `program` replaces what stands before the first flag, before the box's own does.
     """
 
     name: str
     set: dict[str, FlagValue] = Field(default_factory=dict)
     unset: tuple[str, ...] = ()
     env: dict[str, str | None] = Field(default_factory=dict)
+    program: tuple[str, ...] | None = None
 
 
 class Matrix(Frozen):
-    """The factors and levels of one experiment. `text` is the file as given, `path` its name as given.
+    """The factors and levels of one experiment.
 
+    `text` is the file as given, `path` its name as given, `included` the files that it names, as (name, text).
     `variants` and `cache` are those that this session boots; `all_variants`, `own_box` and `own_cache` what the file
     says (`select` narrows the former). `notes` are lines about what is allowed and yet probably not meant.
     """
@@ -111,6 +116,7 @@ class Matrix(Frozen):
     claims: tuple[str, ...] = ()
     on_end: tuple[str, ...] | None = None
     text: str = ""
+    included: tuple[tuple[str, str], ...] = ()
     path: Path = Path("matrix.yaml")
     own_box: str = ""
     own_cache: tuple[CacheState, ...] = ()
@@ -154,11 +160,33 @@ class Matrix(Frozen):
 
     def line_of(self, *keys: str | int) -> int:
         """The line (from 1) of a key, or of the nearest thing around it. Flags may be named as `flag_name` does."""
-        return _line_of(parse(self.text), keys)
+        return _mark_of(self._document, keys).line
 
     def problem(self, *keys: str | int, what: str, accepted: str | None = None) -> str:
         """A line for `MatrixError` about a key of this file, found out later (by the unit, by the box)."""
-        return Problem(self.line_of(*keys), say_path(keys), what, accepted).say(str(self.path))
+        mark = _mark_of(self._document, keys)
+        return Problem(mark.line, say_path(keys), what, accepted, mark.file).say(str(self.path))
+
+    @property
+    def _document(self) -> Document:
+        return _written_out(parse(self.text), _given_files(self.included))[0]
+
+    @property
+    def kept(self) -> str:
+        """What an experiment keeps: the file as given, or what it and the files that it includes come to, as JSON."""
+        if not self.included:
+            return self.text
+        document = self._document
+        data = matrix_check.plain_data(document)
+        for name, body in data["variants"].items():
+            if body and "env" in body:
+                path = ("variants", name, "env")
+                data["variants"][name] = {**body, "env": matrix_check.env_as_written(document, path, body["env"])}
+        names = ", ".join(name for name, _ in self.included)
+        told = {key: value for key, value in data.items() if key not in ("include", "grids")}
+        if "experiment" not in told:
+            told["experiment"] = self.path.stem
+        return f"# {self.path.name} with {names}, as one file\n{json.dumps(told, indent=2, ensure_ascii=False)}\n"
 
 
 UnitCheck: TypeAlias = Callable[[BoxSpec, Variant], Iterable[tuple[tuple[str, ...], str]]]
@@ -177,6 +205,23 @@ def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | N
     Raises:
         MatrixError: it cannot be used; holds every problem, each `file:line: key: what is wrong; accepted: …`.
     """
+    text = _file_text(path)
+    included: list[tuple[str, str]] = []
+
+    def read(name: str) -> Document | str:
+        place = path.parent / Path(name).expanduser()
+        if not place.is_file():
+            return f"there is no file `{name}`"
+        included.append((name, _file_text(place)))
+        return named(parse(included[-1][1]), str(place))
+
+    document, made = _written_out(parse(text), read)
+    source = _Source(document, made, text, tuple(included), path)
+    more = [] if unit_check is None else list(_unit_problems(document, path, box, unit_check))
+    return _read(source, files=True, more=more)
+
+
+def _file_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -188,14 +233,11 @@ def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | N
     if len(raw) > MAX_BYTES:
         raise MatrixError([f"{path}:1: larger than {MAX_BYTES >> 20} MiB; accepted: a matrix.yaml"])
     try:
-        text = decode(raw)
+        return decode(raw)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         what = f"byte 0x{raw[error.start]:02x} is not UTF-8; accepted: text in UTF-8"
         raise MatrixError([f"{path}:{line}: {what}"]) from error
-    document = parse(text)
-    more = [] if unit_check is None else list(_unit_problems(document, path, box, unit_check))
-    return _read(document, text, path, files=True, more=more)
 
 
 def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
@@ -204,7 +246,8 @@ def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
     Raises:
         MatrixError: it cannot be used.
     """
-    return _read(parse(text), text, path, files=False)
+    document, made = _written_out(parse(text), _given_files(()))
+    return _read(_Source(document, made, text, (), path), files=False)
 
 
 def select(
@@ -305,19 +348,41 @@ def _ledgers(out: Path) -> list[Path]:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def _read(document: Document, text: str, path: Path, *, files: bool, more: Sequence[Problem] = ()) -> Matrix:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What was read: the document with everything written out, and the files that it came from."""
+
+    document: Document
+    made: frozenset[str]
+    text: str
+    included: tuple[tuple[str, str], ...]
+    path: Path
+
+
+def _written_out(document: Document, read: ReadInclude) -> tuple[Document, frozenset[str]]:
+    return with_grids(with_includes(document, read))
+
+
+def _given_files(included: Sequence[tuple[str, str]]) -> ReadInclude:
+    """Reads nothing but what was read before."""
+    texts = dict(included)
+    return lambda name: named(parse(texts[name]), name) if name in texts else f"`{name}` is not kept with this copy"
+
+
+def _read(source: _Source, *, files: bool, more: Sequence[Problem] = ()) -> Matrix:
+    document, path = source.document, source.path
     problems = [*document.problems, *more]
     if isinstance(document.data, dict) and document.data:
-        problems += matrix_check.check(document, path.stem)
+        problems += matrix_check.check(document, path.stem, source.made)
         if files:
             problems += matrix_check.check_files(document, path.parent)
     elif not problems:
         what = "is empty" if document.data in (None, {}) else "is no mapping of keys"
         problems.append(document.problem((), what, "`boxes:`, `variants:` and more, see docs/matrix.md"))
     if problems:
-        ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line)
+        ordered = sorted(dict.fromkeys(problems), key=lambda problem: (problem.file or "", problem.line))
         raise MatrixError([problem.say(str(path)) for problem in ordered])
-    return _build(document, text, path)
+    return _build(source)
 
 
 def _unit_problems(document: Document, path: Path, box: str | None, unit_check: UnitCheck) -> Iterator[Problem]:
@@ -344,10 +409,12 @@ def _unit_problems(document: Document, path: Path, box: str | None, unit_check: 
         if isinstance(body, dict | None) and not any(key.startswith(f"variants.{variant}.") for key in wrong):
             for below, what in unit_check(spec, _variant(document, variant, body or {})):
                 keys = ("variants", variant, *below)
-                yield Problem(_line_of(document, keys), say_path(keys), what)
+                mark = _mark_of(document, keys)
+                yield Problem(mark.line, say_path(keys), what, file=mark.file)
 
 
-def _build(document: Document, text: str, path: Path) -> Matrix:
+def _build(source: _Source) -> Matrix:
+    document, path = source.document, source.path
     data = matrix_check.plain_data(document)
     file = MatrixFile.model_validate_json(json.dumps(data), strict=True)
     box = file.box or next(iter(file.boxes))
@@ -374,7 +441,8 @@ def _build(document: Document, text: str, path: Path) -> Matrix:
         constraints=file.constraints,
         claims=file.claims,
         on_end=file.on_end,
-        text=text,
+        text=source.text,
+        included=source.included,
         path=path,
         notes=tuple(note.say(str(path)) for note in matrix_check.notes(document)),
     )
@@ -397,7 +465,8 @@ def _variant(document: Document, name: str, body: Mapping[str, Any]) -> Variant:
     env = matrix_check.env_as_written(document, ("variants", name, "env"), body.get("env", {}))
     return Variant(
         name=name,
-        set={flag_name(flag): value for flag, value in body.items() if flag not in ("unset", "env")},
+        set={flag_name(flag): value for flag, value in body.items() if flag not in ("unset", "env", "program")},
+        program=tuple(body["program"]) if "program" in body else None,
         unset=tuple(flag_name(flag) for flag in body.get("unset", ())),
         env=env,
     )
@@ -419,6 +488,7 @@ def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
                 **variant.set,
                 **({"unset": sorted(variant.unset)} if variant.unset else {}),
                 **({"env": variant.env} if variant.env else {}),
+                **({"program": variant.program} if variant.program else {}),
             }
             for variant in matrix.all_variants or matrix.variants
         },
@@ -464,13 +534,14 @@ def _given(keys: LoadSpec | Deadlines) -> dict[str, Any]:
     return {field: getattr(keys, field) for field in keys.model_fields_set}
 
 
-def _line_of(document: Document, keys: tuple[str | int, ...]) -> int:
+def _mark_of(document: Document, keys: tuple[str | int, ...]) -> Mark:
+    """The mark of a key, or of the nearest thing around it; a flag in any spelling."""
     for end in range(len(keys), 0, -1):
         wanted = _normal(keys[:end])
         for path, mark in document.marks.items():
             if len(path) == end and _normal(path) == wanted:
-                return mark.line
-    return document.mark(()).line
+                return mark
+    return document.mark(())
 
 
 def _normal(path: Iterable[str | int]) -> tuple[str | int, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,14 @@ _RESERVED = ("unset", "env", "program")
 _OURS = frozenset({"host", "port"})
 
 
-def check(document: Document, stem: str) -> Iterator[Problem]:
-    """Every problem of a matrix.yaml whose data is a mapping. `stem` names the experiment when the file does not."""
+def check(document: Document, stem: str, made: Container[str] = ()) -> Iterator[Problem]:
+    """Every problem of a matrix.yaml whose data is a mapping.
+
+    Args:
+        document: With included files and grids written out.
+        stem: Names the experiment when the file does not.
+        made: Names of the variants that grids made; one mistake in a grid is said once.
+    """
     data = document.data
     yield from _texts(document)
     yield from _keys(document)
@@ -52,7 +59,7 @@ def check(document: Document, stem: str) -> Iterator[Problem]:
     if isinstance(variants, dict):
         yield from _variants(document, variants, made)
     if not variants and not data.get("grids"):
-        what = "an empty mapping" if variants == {} else "is missing"
+        what = "an empty mapping is not accepted" if variants == {} else "is missing"
         yield document.problem(("variants",), what, f"{_accepted(('variants',))}; or `grids:`")
     yield from _load(document, boxes if isinstance(boxes, dict) else {})
 
@@ -224,23 +231,24 @@ def _value(data: Any, path: KeyPath) -> Any:
     return data
 
 
+_MODELS: tuple[tuple[tuple[str | None, ...], type[BaseModel]], ...] = (
+    ((), MatrixFile),
+    (("load",), LoadSpec),
+    (("boxes", None, "load"), LoadSpec),
+    (("deadlines",), Deadlines),
+    (("boxes", None, "deadlines"), Deadlines),
+    (("objective",), ObjectiveKeys),
+    (("boxes", None), BoxKeys),
+    (("grids", None), GridKeys),
+)
+
+
 def _model(path: KeyPath) -> type[BaseModel] | None:
-    """The model whose keys stand at a path."""
-    match path:
-        case ():
-            return MatrixFile
-        case ("load",) | ("boxes", _, "load"):
-            return LoadSpec
-        case ("deadlines",) | ("boxes", _, "deadlines"):
-            return Deadlines
-        case ("objective",):
-            return ObjectiveKeys
-        case ("boxes", _):
-            return BoxKeys
-        case ("grids", _):
-            return GridKeys
-        case _:
-            return None
+    """The model whose keys stand at a path; None in a pattern is any name."""
+    for pattern, model in _MODELS:
+        if len(pattern) == len(path) and all(part in (None, key) for part, key in zip(pattern, path, strict=True)):
+            return model
+    return None
 
 
 def _known_keys(path: KeyPath) -> tuple[str, ...]:
@@ -439,25 +447,36 @@ def _seconds(load: Mapping[str, Any], name: str) -> float | None:
 # --- variants ------------------------------------------------------------------------------------------------------
 
 
-def _variants(document: Document, variants: Mapping[str, Any]) -> Iterator[Problem]:
+def _variants(document: Document, variants: Mapping[str, Any], made: Container[str]) -> Iterator[Problem]:
     folded: dict[str, str] = {}
-    for name, body in variants.items():
-        path = ("variants", name)
-        yield from _name(document, path, name)
-        if re.search(r"\.r[0-9]+$", name):
-            yield document.problem(path, "ends like the repeat of a boot", "a name without `.r1` at its end")
-        twin = folded.setdefault(name.lower(), name)
-        if twin != name:
-            yield document.problem(path, f"differs from `{twin}` only in case, and names a folder", "another name")
-        if isinstance(body, dict):
-            yield from _variant(document, path, body)
-        elif body is not None:
-            what = f"{_show(body, document.mark(path))} is no mapping"
-            yield document.problem(path, what, "flags, `unset:`, `env:`; {} for production as it is")
+    said: set[Problem] = set()
+    for name in variants:
+        for problem in _named_variant(document, variants, name, folded):
+            place = replace(problem, key=problem.key.replace(name, "", 1)) if name in made else problem
+            if place not in said:
+                said.add(place)
+                yield problem
     production = document.data.get("production")
     if isinstance(production, str) and production not in variants:
         what = f"there is no variant `{production}`{suggestion(production, variants)}"
         yield document.problem(("production",), what, ", ".join(variants))
+
+
+def _named_variant(
+    document: Document, variants: Mapping[str, Any], name: str, folded: dict[str, str]
+) -> Iterator[Problem]:
+    path, body = ("variants", name), variants[name]
+    yield from _name(document, path, name)
+    if re.search(r"\.r[0-9]+$", name):
+        yield document.problem(path, "ends like the repeat of a boot", "a name without `.r1` at its end")
+    twin = folded.setdefault(name.lower(), name)
+    if twin != name:
+        yield document.problem(path, f"differs from `{twin}` only in case, and names a folder", "another name")
+    if isinstance(body, dict):
+        yield from _variant(document, path, body)
+    elif body is not None:
+        what = f"{_show(body, document.mark(path))} is no mapping"
+        yield document.problem(path, what, "flags, `unset:`, `env:`; {} for production as it is")
 
 
 def _variant(document: Document, path: KeyPath, body: Mapping[str, Any]) -> Iterator[Problem]:

@@ -47,7 +47,7 @@ def with_includes(document: Document, read: ReadInclude) -> Document:
         problems += found.problems
         wrong = _no_part(found)
         if wrong is not None:
-            problems.append(wrong)
+            problems += [] if found.problems else [wrong]
             continue
         _lay_over(data, marks, found)
     _lay_over(data, marks, document)
@@ -260,7 +260,7 @@ def _axes(
     groups = dict.fromkeys(group_of.get(factor.name, (factor.name,)) for factor in factors)
     return tuple(
         tuple(
-            {name: level for name, level in zip(group, point, strict=True)}
+            dict(zip(group, point, strict=True))
             for point in zip(*(by_name[name].levels for name in group), strict=False)
         )
         for group in groups

@@ -275,8 +275,8 @@ class GridKeys(Keys):
     """Variants that are made from factors: every combination of their levels, each a plain variant with a name."""
 
     factors: Annotated[dict[str, Any], WithJsonSchema(_LEVELS_SCHEMA)] = Field(
-        description="What varies. `FLAG: [values]` or `env.NAME: [values]`; or a name of your own, with labelled levels "
-        "that each say all that belongs together: `venv: {v26: {…}, v32: {…}}`.",
+        description="What varies. `FLAG: [values]` or `env.NAME: [values]`; or a name of your own, with labelled "
+        "levels that each say all that belongs together: `venv: {v26: {…}, v32: {…}}`.",
         json_schema_extra={
             "accepted": "a mapping: factor, then a list of values, or a mapping label: keys of a variant"
         },

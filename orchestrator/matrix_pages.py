@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.matrix_keys import BoxKeys, Deadlines, LoadSpec, MatrixFile, ObjectiveKeys
+from orchestrator.matrix_keys import BoxKeys, Deadlines, GridKeys, LoadSpec, MatrixFile, ObjectiveKeys
 
 HERE = Path(__file__).resolve().parent
 SCHEMA_FILE = HERE / "matrix.schema.json"
@@ -36,6 +36,7 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
         ObjectiveKeys,
     ),
     ("`boxes:`", "One entry a box, by name.", BoxKeys),
+    ("`grids:`", "One entry a grid, by name; see [grids](#grids) below.", GridKeys),
 )
 
 _TOP = """\
@@ -89,6 +90,7 @@ One entry a variant, by name. Production's command comes from the unit; a varian
 | `unset: [spec-tokens]` | no `--spec-tokens` |
 | `env: {OMP_NUM_THREADS: 1}` | `OMP_NUM_THREADS=1` in the environment |
 | `env: {HF_HUB_OFFLINE: null}` | no such variable in the environment |
+| `program: [/opt/v32/bin/python, -m, vllm.entrypoints.openai.api_server]` | this before its first flag |
 
 - `{}` (or nothing) is production as it stands.
 - Leading dashes may be written or not, and `_` for `-`: `--spec_tokens` is `spec-tokens`. `host` and `port` belong to
@@ -96,7 +98,71 @@ One entry a variant, by name. Production's command comes from the unit; a varian
 - `on` as a flag's value is passed on as the text `on`; `matrix` notes it. A flag's value cannot be null: say `true`
   for a flag without a value, or name it under `unset:`. A flag cannot be set and unset at once.
 - Numbers of `env:` are passed on as they are written; booleans must be in quotes.
+- `program:` makes another version, or another build, a variant: a second virtual environment beside production's.
 - A name is a folder's: letters, digits, `-`, `_`, `.`, at most 64, not only in case different from another.
+
+## Grids
+
+A grid writes variants out that you would otherwise write by hand: every combination of its factors' levels.
+
+```yaml
+boxes:
+  here: {unit: vllm.service}
+variants:
+  production: {}
+grids:
+  sweep:
+    factors:
+      spec-tokens: [1, 3]
+      max-num-seqs: [64, 128]
+    exclude:
+      - {spec-tokens: 3, max-num-seqs: 128}
+```
+
+gives `production`, `spec-tokens-1_max-num-seqs-64`, `spec-tokens-1_max-num-seqs-128` and
+`spec-tokens-3_max-num-seqs-64`: plain variants, named as such everywhere (`--only`, folders, report).
+
+```yaml
+boxes:
+  here: {unit: vllm.service}
+grids:
+  versions:
+    factors:
+      venv:                       # a name of your own: labelled levels, each with all that belongs together
+        v26: {}
+        v32: {program: [/opt/v32/bin/python, -m, vllm.entrypoints.openai.api_server]}
+      spec:
+        plain: {unset: [spec-method, spec-model, spec-tokens]}
+        mtp1: {spec-tokens: 1}
+      env.OMP_NUM_THREADS: [1, 4]
+    common: {enable-prefix-caching: false}
+    name: "{venv}-{spec}-t{env.OMP_NUM_THREADS!}"
+  sizes:
+    factors:
+      max-num-seqs: [32, 64, 128]
+      max-num-batched-tokens: [2048, 4096, 8192]
+    linked: [[max-num-seqs, max-num-batched-tokens]]
+    name: "seqs{max-num-seqs!}"
+```
+
+gives `v26-plain-t1` … `v32-mtp1-t4` (eight) and `seqs32`, `seqs64`, `seqs128`. Linked factors go through their levels
+together. Two variants of one name, a name that cannot be a folder's, an exclusion that excludes nothing: errors, with
+the line in the grid. At most 500 variants come from one grid; each costs a boot in every block.
+
+## Includes
+
+```yaml
+include: [common.yaml]
+load: {input_tokens: 4096}
+```
+
+Files are named relative to the one that includes them, and include no others. Boxes, variants, grids, and the keys of
+`load:` and `deadlines:` are put together name by name; of two values the including file's counts. A path in an included
+file, such as `unit_file`, is relative to the file that is run. The experiment's folder keeps what it all comes to, as
+one `matrix.yaml`.
+
+Several prompt lengths are several experiments: one small file a length, as above, over one `common.yaml`. Each has its
+own verdict, because a variant may win at one length and lose at another.
 
 ## What may change between two sessions
 
@@ -118,6 +184,9 @@ deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`
 def schema() -> str:
     """The JSON Schema (draft 2020-12) of matrix.yaml."""
     made = MatrixFile.model_json_schema()
+    # Of a file that includes others, nothing is needed but the names of those.
+    made.pop("required", None)
+    made["anyOf"] = [{"required": ["boxes", "variants"]}, {"required": ["boxes", "grids"]}, {"required": ["include"]}]
     made = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **_tidy(made),

@@ -145,7 +145,7 @@ def compose(box: BoxSpec, argv: Sequence[str], variant: Variant, port: int) -> L
     """A variant on a box's own command; isolated unless the box says otherwise."""
     host = "127.0.0.1" if box.isolate else None
     return ENGINES[box.engine].compose(
-        argv, variant, host=host, port=port if box.isolate else None, program=box.program
+        argv, variant, host=host, port=port if box.isolate else None, program=variant.program or box.program
     )
 
 
@@ -198,13 +198,18 @@ def survey(design: Design, transport: Transport) -> Site:
         engine=engine,
         unit=unit,
         launches=launches,
-        changes={name: engine.changes(unit.argv, launch) for name, launch in launches.items()},
+        changes={one.name: _changes(engine, unit, one, launches[one.name]) for one in matrix.all_variants},
         production=_production(design.records, service),
-        fingerprint=facts.fingerprint(transport, program=next(iter(launches.values())).argv),
+        fingerprint=facts.fingerprint_of_all(transport, (launch.argv for launch in launches.values())),
         rehearsal=rehearsal,
         has_production=box.service != "process",
         own=own_launch(box, unit),
     )
+
+
+def _changes(engine: Engine, unit: UnitFacts, variant: Variant, launch: Launch) -> int:
+    """In how many flags, environment variables and programs a variant differs from production."""
+    return engine.changes(unit.argv, launch) + len(variant.env) + (variant.program is not None)
 
 
 def own_launch(box: BoxSpec, unit: UnitFacts) -> Launch | None:
@@ -354,7 +359,7 @@ def _dry_text(design: Design, site: Site) -> str:
     for name, launch in site.launches.items():
         lines += [
             "",
-            f"{name}: {site.changes[name]} flags differ from production",
+            f"{name}: {site.changes[name]} settings differ from production",
             f"  {' '.join(redact_argv(launch.argv))}",
         ]
         lines += [f"  {action.text}" for action in site.service.boot_actions(launch)]

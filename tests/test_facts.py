@@ -198,6 +198,17 @@ def test_a_console_script_leads_to_its_python_and_a_program_that_is_none_is_not_
     assert facts.fingerprint(here)["engine_python"] is None
 
 
+def test_another_version_among_the_variants_has_facts_of_its_own(here):
+    one = (sys.executable, "-m", "vllm")
+    found = facts.fingerprint_of_all(here, [one, ("/no/such/python3", "-m", "vllm"), one])
+    plain = facts.fingerprint(here, program=one)
+    assert {name: found[name] for name in plain} == plain
+    others = {name: value for name, value in found.items() if name not in plain}
+    assert others["engine_python of /no/such/python3"] is None
+    assert all(name.endswith(" of /no/such/python3") for name in others)
+    assert facts.fingerprint_of_all(here, [one, one]) == plain
+
+
 NVIDIA_SMI = """#!/bin/sh
 # Answers from captured text, as nvidia-smi of one driver or another does.
 case "$*" in

@@ -11,7 +11,7 @@ import pytest
 from orchestrator import matrix_pages
 from orchestrator.errors import MatrixError
 from orchestrator.matrix import load_yaml, parse_matrix
-from orchestrator.matrix_keys import BoxKeys, Deadlines, LoadSpec, MatrixFile
+from orchestrator.matrix_keys import BoxKeys, Deadlines, GridKeys, LoadSpec, MatrixFile
 
 ROOT = Path(__file__).parent.parent
 MEND = "run `python -m orchestrator.matrix_pages`"
@@ -40,7 +40,7 @@ def test_the_shipped_file_points_editors_to_the_schema_and_fits_it(validator):
     validator.validate(load_yaml(text, "matrix.yaml")[0])
 
 
-@pytest.mark.parametrize("model", [MatrixFile, LoadSpec, Deadlines, BoxKeys])
+@pytest.mark.parametrize("model", [MatrixFile, LoadSpec, Deadlines, BoxKeys, GridKeys])
 def test_every_key_is_explained(model):
     page = matrix_pages.page()
     for name, info in model.model_fields.items():
@@ -50,9 +50,28 @@ def test_every_key_is_explained(model):
         assert f"\n| `{name}` | " in page
 
 
-def test_the_example_of_the_page_is_a_matrix():
-    example = matrix_pages.page().split("```yaml\n")[1].split("```")[0]
-    assert [variant.name for variant in parse_matrix(example).variants] == ["production", "spec-1"]
+def example(beginning):
+    blocks = [block.split("```")[0] for block in matrix_pages.page().split("```yaml\n")[1:]]
+    return next(block for block in blocks if beginning in block)
+
+
+def test_the_first_example_of_the_page_is_a_matrix():
+    assert [variant.name for variant in parse_matrix(example("  spec-1:")).variants] == ["production", "spec-1"]
+
+
+def test_the_grids_of_the_page_make_the_variants_that_it_names(validator):
+    first, second = parse_matrix(example("  sweep:")), parse_matrix(example("  versions:"))
+    assert [variant.name for variant in first.variants] == [
+        "production",
+        "spec-tokens-1_max-num-seqs-64",
+        "spec-tokens-1_max-num-seqs-128",
+        "spec-tokens-3_max-num-seqs-64",
+    ]
+    names = [variant.name for variant in second.variants]
+    assert (names[0], names[7]) == ("v26-plain-t1", "v32-mtp1-t4")
+    assert names[8:] == ["seqs32", "seqs64", "seqs128"]
+    for beginning in ("  sweep:", "  versions:", "include:"):
+        validator.validate(load_yaml(example(beginning), "f")[0])
 
 
 GOOD = "boxes: {here: {unit: a.service}}\nvariants: {x: {}, y: }\n"

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -230,6 +230,25 @@ def fingerprint(
     """
     texts = _read({fact.argv for fact in facts}, transport, engine_of(program))
     return {fact.name: _parsed(fact, texts[fact.argv]) for fact in facts}
+
+
+def fingerprint_of_all(transport: Transport, commands: Iterable[Sequence[str]]) -> dict[str, str | None]:
+    """The same for several commands: where versions are compared, each further program's facts stand beside.
+
+    Args:
+        transport: The way to the box.
+        commands: The variants' command lines; the first one's program has the plain names.
+
+    Returns:
+        As `fingerprint`; then `engine_version of /opt/v32/bin/python` and its kin for each other program.
+    """
+    first, *others = dict.fromkeys(engine_of(command) for command in commands)
+    found = fingerprint(transport, program=() if first is None else (first,))
+    own = tuple(fact for fact in FACTS if ENGINE in fact.argv)
+    for other in others:
+        told = fingerprint(transport, program=() if other is None else (other,), facts=own)
+        found |= {f"{name} of {other}": value for name, value in told.items()}
+    return found
 
 
 def engine_of(program: Sequence[str]) -> str | None:
