@@ -12,7 +12,9 @@ _CODES: Mapping[str, int] = {"PASS": OK, "FAIL": FAIL, "UNDECIDED": UNDECIDED}
 
 
 def gate(series: Series, *, baseline: Series | None = None, claim: str | None = None) -> tuple[int, str]:
-    """Exit code and sentence: on a claim, on a baseline, on both (the worse counts), or else on production.
+    """Exit code and sentence: on a claim, on a baseline, on both, or else on production and the matrix's own claims.
+
+    Of several answers the worst counts.
 
     Raises:
         UsageError: a claim that is none, or series that cannot be compared.
@@ -22,12 +24,15 @@ def gate(series: Series, *, baseline: Series | None = None, claim: str | None = 
         found.append(verdict.check_claim(series, claim))
     if baseline is not None:
         found.append(verdict.compare_baseline(series, baseline))
-    if not found:
-        return judge_production(verdict.judge(series))
     stamp = "REHEARSAL: " if series.rehearsal else ""
+    answers = [(_CODES[one.answer], f"{stamp}{one.answer}: {one.sentence}") for one in found]
+    if not found:
+        verdicts = verdict.judge(series)
+        answers = [judge_production(verdicts)]
+        answers += [(_CODES[one.answer], f"{stamp}{one.answer}: {one.sentence}") for one in verdicts.claims]
     # A failure counts before what is undecided, and that before a pass.
-    code = max((_CODES[one.answer] for one in found), key=(OK, UNDECIDED, FAIL).index)
-    return code, "\n".join(f"{stamp}{one.answer}: {one.sentence}" for one in found)
+    code = max((code for code, _ in answers), key=(OK, UNDECIDED, FAIL).index)
+    return code, "\n".join(sentence for _, sentence in answers)
 
 
 def judge_production(verdicts: Verdicts) -> tuple[int, str]:

@@ -26,6 +26,7 @@ from orchestrator.records import (
 Status = Literal["value", "failed", "invalid", "died", "not_measured"]
 SectionKey = Literal[
     "verdicts",
+    "goals",
     "boots",
     "throughput",
     "latency",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.records import AnyRecord, CellVerdict, Level, Series, VariantVerdict, Verdicts
-from orchestrator.report import answers, commands, evidence, provenance, trials, wall, words
+from orchestrator.report import answers, commands, evidence, goals, provenance, trials, wall, words
 from orchestrator.report import boots as boot_room
 from orchestrator.report.model import BootView, CellView, Point, Section, Table, VariantView, View
 
@@ -29,6 +29,7 @@ def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts,
     ratios = trials.ruler_ratios(boots)
     sections = (
         _verdict_section(variants),
+        goals.section(verdicts),
         _boots_section(variants),
         _throughput_section(variants),
         trials.latency_section(boots),

@@ -85,7 +85,10 @@ def to_json(verdicts: Verdicts) -> str:
 
 
 def _claim(derived: Derivation, text: str) -> ClaimVerdict:
-    found = weigh_claim(derived, text)
+    try:
+        found = weigh_claim(derived, text)
+    except UsageError as error:  # of the matrix's claims, one may be about a variant that `--only` left out
+        found = Finding("UNDECIDED", f"{text}: {error.what}")
     return ClaimVerdict(claim=text, answer=found.answer, sentence=found.sentence)
 
 

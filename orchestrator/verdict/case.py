@@ -137,15 +137,13 @@ class Case:
         self, cache: CacheState, levels: Sequence[int], goal: Objective
     ) -> tuple[tuple[int, float], ...]:
         """Block and objective's log of each boot that has every level."""
-        weights = [goal.weights.get(level, 1.0) for level in levels]
+        weights = {level: goal.weights.get(level, 1.0) for level in levels}
+        whole = math.fsum(weights.values())
         tables = ((boot.block, values_of(boot, goal.metric)) for boot in self.boots if boot.cache == cache)
         return tuple(
-            (
-                block,
-                math.fsum(w * math.log(table[level]) for level, w in zip(levels, weights, strict=True)) / sum(weights),
-            )
+            (block, math.fsum(weight * math.log(table[level]) for level, weight in weights.items()) / whole)
             for block, table in tables
-            if all(level in table for level in levels)
+            if weights.keys() <= table.keys()
         )
 
 

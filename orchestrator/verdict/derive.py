@@ -47,7 +47,7 @@ class Ranking:
     tied: tuple[str, ...]
     winner: str | None
     comparisons: Mapping[str, Comparison]
-    goal: Objective = Objective()
+    goal: Objective
 
 
 @dataclass(frozen=True)

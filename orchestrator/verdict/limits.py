@@ -34,13 +34,9 @@ def check(text: str, boots: Sequence[BootResult]) -> ConstraintVerdict:
 def _levels(limit: Constraint, boots: Sequence[BootResult], cache: str) -> tuple[int, ...]:
     """The levels to look at: those named as soon as one was measured, else all that were."""
     measured = {level for boot in boots if boot.cache == cache for level in values_of(boot, limit.metric)}
-    return (
-        limit.levels
-        if limit.levels and measured & set(limit.levels)
-        else ()
-        if limit.levels
-        else tuple(sorted(measured))
-    )
+    if limit.levels:
+        return limit.levels if measured & set(limit.levels) else ()
+    return tuple(sorted(measured))
 
 
 def _at(limit: Constraint, level: int, logs: Sequence[float]) -> tuple[ThreeAnswers, str]:
