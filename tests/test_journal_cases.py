@@ -14,6 +14,7 @@ from orchestrator.journal.rules import words_of
 PUBLIC = cases("journal.jsonl")
 GPU = cases("real_gpu.jsonl.gz")
 COMPOSED = cases("composed.jsonl")
+UNSEEN = cases("unseen.jsonl")
 
 
 def scores(known):
@@ -26,7 +27,7 @@ def scores(known):
     return wrong
 
 
-@pytest.mark.parametrize("known", [PUBLIC, GPU, COMPOSED], ids=["public", "gpu", "composed"])
+@pytest.mark.parametrize("known", [PUBLIC, GPU, COMPOSED, UNSEEN], ids=["public", "gpu", "composed", "unseen"])
 def test_all_outcomes_98_percent_of_causes_and_95_percent_of_phases_are_right(known):
     wrong = scores(known)
     assert wrong["outcome"] == []
@@ -34,7 +35,7 @@ def test_all_outcomes_98_percent_of_causes_and_95_percent_of_phases_are_right(kn
     assert len(wrong["phase"]) <= 0.05 * len(known), wrong["phase"]
 
 
-@pytest.mark.parametrize("case", [*PUBLIC, *GPU, *COMPOSED], ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*PUBLIC, *GPU, *COMPOSED, *UNSEEN], ids=lambda case: case["id"])
 def test_no_alarm_rings_in_a_benign_case_and_one_rings_where_an_engine_wrapper_or_exit_stands(case):
     classifier = Classifier()
     for entry in entries_of(case):
@@ -48,7 +49,7 @@ def test_no_alarm_rings_in_a_benign_case_and_one_rings_where_an_engine_wrapper_o
         assert classifier.alarm is not None
 
 
-@pytest.mark.parametrize("case", [*PUBLIC, *GPU, *COMPOSED], ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*PUBLIC, *GPU, *COMPOSED, *UNSEEN], ids=lambda case: case["id"])
 def test_every_prefix_of_every_case_has_an_answer_and_the_evidence_points_at_its_entries(case):
     classifier = Classifier()
     entries = entries_of(case)

@@ -7,8 +7,9 @@ import pytest
 from journal_support import INVOCATION, cases, entries_of, kernel, said, systemd
 
 from orchestrator.errors import JournalError
-from orchestrator.journal import Classifier, main_answer
+from orchestrator.journal import DEFAULT, Classifier, main_answer
 from orchestrator.journal.command import as_text
+from orchestrator.journal.reading import Reader
 
 READY = "(APIServer pid=10) INFO:     Application startup complete."
 OK = '(APIServer pid=10) INFO:     10.0.0.8:55755 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
@@ -211,16 +212,26 @@ def test_a_flood_of_a_million_lines_keeps_little():
     assert len(start.first_errors) + len(start.last_errors) == 10
 
 
-def test_lines_passed_by_and_lines_fed_whole_give_the_same_answers():
-    for case in cases("real_gpu.jsonl.gz"):
+@pytest.mark.parametrize("name", ["real_gpu.jsonl.gz", "journal.jsonl", "composed.jsonl", "unseen.jsonl"])
+def test_messages_taken_early_from_a_file_and_entries_fed_give_the_same_answers(name):
+    for case in cases(name):
         data = "".join(json.dumps(entry) + "\n" for entry in case["entries"]).encode()
-        passing, whole = Classifier(), Classifier()
-        passing.feed_file(io.BytesIO(data))
-        whole.pass_by = lambda _message: False
+        early, whole = Classifier(), Classifier()
+        early.feed_file(io.BytesIO(data))
         for entry in entries_of(case):
             whole.feed(entry)
-        assert passing.answer() == whole.answer()
-        assert passing.seen == len(case["entries"])
+        assert early.answer() == whole.answer()
+        assert (early.seen, early.own_entries) == (len(case["entries"]), whole.own_entries)
+
+
+def test_what_is_known_of_repeated_messages_gives_the_same_answers_as_reading_each_anew():
+    for case in [*cases("journal.jsonl"), *cases("real_gpu.jsonl.gz")]:
+        known, anew = Classifier(), Classifier()
+        for entry in [*entries_of(case), *entries_of(case)]:
+            known.feed(entry)
+            anew._reader = Reader(DEFAULT)
+            anew.feed(entry)
+        assert known.answer() == anew.answer(), case["id"]
 
 
 def h200(name):

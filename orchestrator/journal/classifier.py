@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from orchestrator.journal import lines
 from orchestrator.journal.chains import Chain
-from orchestrator.journal.entries import TOO_LONG, read
-from orchestrator.journal.reading import Meaning, Reader
+from orchestrator.journal.entries import TOO_LONG, Moment, moment_us, read
+from orchestrator.journal.reading import Fit, Meaning, Reader, Step
 from orchestrator.journal.rules import NO_REASON, Rule, RuleSet, load_rules
 from orchestrator.journal.start import Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
@@ -24,33 +24,33 @@ Event = Literal["ready", "served", "stop_requested"]
 DEFAULT: RuleSet = load_rules()
 
 _OK = '" 200 OK'
-_ACCESS_ENDS = (" OK", "Error", "Request", "Found", "Entity", "Allowed", "Unauthorized", "Unavailable")
-_ACCESS = re.compile(r'"(?P<verb>GET|POST) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3})')
-_STATS = re.compile(
-    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
-    r"Running: (?P<running>\d+) reqs"
-    r"(?:, (?:Swapped|Waiting): (?P<waiting>\d+) reqs)?(?:, Pending: (?P<pending>\d+) reqs)?"
-)
 _VICTIM = re.compile(
     r"(?:Killed process |pid=|\bpid )(?P<pid>\d+)(?: ?[(,] ?(?:name=)?(?P<name>[^,()]+))?"
     r"|^(?P<comm>[^\[\]]+)\[(?P<pid2>\d+)\]"
 )
 _TASK = re.compile(r"\btask=(?P<name>[^,]+),pid=(?P<pid>\d+)")
 _CGROUP = re.compile(r"task_memcg=(?P<group>[^,]+)")
-_LOUD = frozenset({"ERROR", "CRITICAL"})
-_SERVING_SOURCES = ("serving", "loggers.py", "async_llm", "protocol.py", "v1/engine/async_llm")
 _MOST_UNITS = 64
 _MOST_KERNEL_EVENTS = 50
+_MOST_CHAINS = 512
 
 
-def _own(name: str, kind: Literal["benign", "stop"]) -> Rule:
+def _own(name: str, kind: Literal["benign", "stop"], cause: str = "benign_other") -> Rule:
     """What the classifier itself notes; it fits no line."""
-    return Rule(name=name, kind=kind, pattern=r"(?!)|^own$", cause="benign_other", matches=("own",), ignores=("-",))
+    return Rule(name=name, kind=kind, pattern=r"(?!)|^own$", cause=cause, matches=("own",), ignores=("-",))
+
+
+class Where(NamedTuple):
+    """The entry that is being read."""
+
+    entry: int
+    at_us: int | None
 
 
 _ERROR_LINE = _own("ErrorLine", "benign")
 _NO_PROGRESS = _own("NoProgress", "benign")
 _STOP_ASKED = _own("StopAsked", "stop")
+_REFUSED = _own("RequestRefused", "benign", "benign_request_rejected")
 
 
 class Classifier:
@@ -77,12 +77,12 @@ class Classifier:
         self.own_entries = 0
         self.missing = False
         self._told = 0
-        self._ended: list[tuple[tuple[str, ...], Answer]] = []
+        self._ended: deque[tuple[tuple[str, ...], Answer]] = deque(maxlen=_MOST_CHAINS)
         self._chain = Chain(rules.causes, Start(unit=unit))
-        self._past: deque[str] = deque(maxlen=256)
+        self._past: dict[str, None] = {}
         self._others: dict[str, Classifier] = {}
         self._reader = Reader(rules)
-        self._handlers: dict[str, Callable[[Start, JournalEntry, lines.Line, Rule, re.Match[str]], None]] = {
+        self._handlers: dict[str, Callable[[Start, Where, lines.Line, Fit], None]] = {
             "phase": self._on_phase,
             "served": self._on_served,
             "ready": self._on_ready,
@@ -95,13 +95,9 @@ class Classifier:
 
     def feed(self, entry: JournalEntry) -> None:
         """Take one entry."""
-        kind = _kind(entry)
-        if kind == "program" and entry.invocation_id == self.invocation_now and self._may_pass(entry):
-            return
-        self._take(entry, kind)
+        self._take(entry, _kind(entry))
 
     def _take(self, entry: JournalEntry, kind: str) -> None:
-        """Take one entry that is not passed by."""
         self.seen += 1
         if kind == "kernel":
             for other in self._others.values():
@@ -113,16 +109,11 @@ class Classifier:
             return
         self.own_entries += kind != "kernel"
         self.missing |= entry.message == TOO_LONG
-        start.clock.begin(entry.at_us)
-        dull = True
-        for text in lines.split(entry.message):
-            dull &= self._line(start, entry, kind, text)
-        if dull and kind == "program":
-            self._reader.remember(entry.message, Meaning.DULL)
+        self._read(start, kind, entry.message, entry.index, entry.at_us)
 
     def feed_file(self, file: BinaryIO) -> None:
-        """Take every entry of an open file, in whatever form it is (entries.read); dull ones are only counted."""
-        # Filters look at fields that a line passed by never shows, so with a filter every entry is made.
+        """Take every entry of an open file, in whatever form it is (entries.read)."""
+        # Filters look at fields that a line taken early never shows, so with a filter every entry is made.
         for entry in read(file, None if self._filtered() else self):
             self._take(entry, _kind(entry))
 
@@ -131,42 +122,32 @@ class Classifier:
         start = self._chain.current
         if event == "stop_requested":
             line = lines.Line(body="a stop was requested")
-            start.asked_to_stop(start.hit(_STOP_ASKED, max(self.seen - 1, 0), line, at_us))
+            start.asked_to_stop(start.hit(_STOP_ASKED, Where(max(self.seen - 1, 0), at_us), line))
             return
         start.is_ready(at_us)
         start.ok_requests += event == "served"
 
-    @property
-    def invocation_now(self) -> str | None:
-        """InvocationID of the start that entries belong to now."""
-        return self._chain.current.invocation
+    def take_early(self, invocation: str | None, message: str, index: int, moment: Moment) -> bool:
+        """Take a program's message of the start that is followed now, or of one long past; False: feed its entry.
 
-    def pass_by(self, message: str) -> bool:
-        """Count a program's line of the current start that needs no second look; False when it must be fed whole."""
+        So most entries of a file need never be made.
+        """
         start = self._chain.current
-        meaning = None if start.restarted else self._reader.meaning(message)
-        if meaning is None:  # or a start waits for its restart's first line, which must be seen
-            return False
-        if meaning is not Meaning.DULL:
-            if meaning is Meaning.PROGRESS:
-                if ": 0.0 tokens/s" in message:
-                    return False
-                start.progressed()
-            elif message.endswith(_OK):
-                start.answered(200, generates=meaning is Meaning.GENERATED)
-            else:
+        if invocation != start.invocation:
+            previous = self._chain.previous
+            if invocation not in self._past or (previous is not None and previous.invocation == invocation):
                 return False
+            self.seen += 1
+            return True
+        if start.restarted:  # waits for its restart's first line, which must be fed
+            return False
         self.seen += 1
         self.own_entries += 1
-        start.seq += 1
+        self._read(start, "program", message, index, moment)
         return True
 
     def _filtered(self) -> bool:
         return self.unit is not None or self.invocation is not None
-
-    def _may_pass(self, entry: JournalEntry) -> bool:
-        same = entry.unit is None or entry.unit == self._chain.current.unit
-        return same and not self._filtered() and self.pass_by(entry.message)
 
     def _counts(self, entry: JournalEntry) -> bool:
         """Whether the entry is for this classifier; those of other units go to classifiers of their own."""
@@ -202,96 +183,92 @@ class Classifier:
     def _new_chain(self, invocation: str | None) -> Start:
         ended = self._chain
         self._ended.append((tuple(ended.invocations), self._finished()))
-        self._past.extend(ended.invocations)
+        self._past.update(dict.fromkeys(ended.invocations))
+        while len(self._past) > _MOST_CHAINS:
+            del self._past[next(iter(self._past))]
         self._chain = Chain(self.rules.causes, Start(unit=ended.current.unit))
         self._chain.name(invocation)
         self.alarm = None
         return self._chain.current
 
-    # --- one line ------------------------------------------------------------------------------------------------
+    # --- one message ---------------------------------------------------------------------------------------------
 
-    def _line(self, start: Start, entry: JournalEntry, kind: str, text: str) -> bool:
-        """Take one line; True when it holds nothing that any rule looks for."""
-        start.seq += 1
-        if kind == "program" and text.endswith(_ACCESS_ENDS) and self._access(start, text):
-            return False
-        reading = self._reader.read(kind, text)
-        if reading is None:
+    def _read(self, start: Start, kind: str, message: str, index: int, moment: Moment) -> None:
+        """Take what a message says."""
+        reader = self._reader
+        if kind == "program":
+            meaning = reader.meaning(message)
+            if meaning is not None and self._repeats(start, meaning, message):
+                start.seq += 1
+                return
+        reading = reader.read(kind, message)
+        where = Where(index, moment_us(moment))
+        start.clock.begin(where.at_us)
+        before = start.seq
+        for step in reading.steps:
+            start.seq = before + step.at
+            self._step(start, where, step)
+        start.seq = before + reading.lines
+
+    def _repeats(self, start: Start, meaning: Meaning, message: str) -> bool:
+        """Take a message whose shape says all; False when its numbers matter after all."""
+        if meaning is Meaning.DULL:
             return True
-        line = reading.line
-        if kind == "program" and self._program(start, entry, line):
+        if meaning is Meaning.PROGRESS:
+            if ": 0.0 tokens/s" in message:
+                return False
+            start.progressed()
+            return True
+        if not message.endswith(_OK):
             return False
-        for rule, found in reading.fits:
-            self._told += rule.source != "box.toml"
-            handler = self._handlers.get(rule.kind, self._on_verdict)
-            handler(start, entry, line, rule, found)
-        if line.is_frame:
-            # Frames are found by names alone, never by numbers, so this one's shape means nothing either.
-            return not reading.fits
-        if line.level in _LOUD and all(rule.kind in ("phase", "served", "ready") for rule, _ in reading.fits):
-            start.error(start.hit(_ERROR_LINE, entry.index, line, entry.at_us))
-        return False
+        start.answered(200, generates=meaning is Meaning.GENERATED)
+        return True
 
-    def _access(self, start: Start, text: str) -> bool:
-        """An access-log line; False when it is none, or one that a rule should see (a refused request)."""
-        found = _ACCESS.search(text)
-        if found is None:
-            return False
-        generates = found["verb"] == "POST" and "/v1/" in found["path"] and "lora" not in found["path"]
-        status = int(found["status"])
-        start.answered(status, generates=generates)
-        if text.endswith(_OK):
-            self._reader.remember(text, Meaning.GENERATED if generates else Meaning.ANSWERED)
-        return not (generates and 400 <= status < 500)
-
-    def _program(self, start: Start, entry: JournalEntry, line: lines.Line) -> bool:
-        """What a program's line tells besides its rules; True when it was the engine's periodic line."""
+    def _step(self, start: Start, where: Where, step: Step) -> None:
+        """Take one line."""
+        line = step.line
+        if step.access is not None:
+            start.answered(step.access.status, generates=step.access.generates)
+            if step.access.generates and 400 <= step.access.status < 500:
+                self._on_verdict(start, where, line, Fit(_REFUSED, {}, line.body))
+            return
         if line.pid is not None:
             start.pids.add(line.pid)
-        if line.source.startswith(_SERVING_SOURCES) or line.source.endswith("_parser.py"):
+        if step.serves:
             start.serving = True
-        if line.body.startswith("Traceback"):
+        if step.traceback:
             start.traceback(line.proc)
-        found = _STATS.search(line.body) if "Avg generation throughput" in line.body else None
-        if found is None:
-            return False
-        tokens = float(found["prompt"]) + float(found["generation"])
-        if tokens > 0 and "\n" not in entry.message:
-            self._reader.remember(entry.message, Meaning.PROGRESS)
-        hit = start.hit(_NO_PROGRESS, entry.index, line, entry.at_us)
-        start.stats(hit, int(found["running"]), int(found["waiting"] or 0) + int(found["pending"] or 0), tokens)
-        return True
+        if step.stats is not None:
+            start.stats(start.hit(_NO_PROGRESS, where, line), *step.stats)
+            return
+        for fit in step.fits:
+            self._told += fit.rule.source != "box.toml"
+            self._handlers.get(fit.rule.kind, self._on_verdict)(start, where, line, fit)
+        if step.error and start.stop is None:
+            start.error(start.hit(_ERROR_LINE, where, line))
 
     # --- what rules do -------------------------------------------------------------------------------------------
 
-    def _on_phase(self, start: Start, entry: JournalEntry, _line: lines.Line, rule: Rule, found: re.Match[str]) -> None:
-        start.milestone(rule, found.groupdict(), entry.at_us)
+    def _on_phase(self, start: Start, where: Where, _line: lines.Line, fit: Fit) -> None:
+        start.milestone(fit.rule, fit.values, where.at_us)
 
-    def _on_served(
-        self, start: Start, _entry: JournalEntry, _line: lines.Line, _rule: Rule, _found: re.Match[str]
-    ) -> None:
+    def _on_served(self, start: Start, _where: Where, _line: lines.Line, fit: Fit) -> None:
         start.serving = True
         start.idle = False
+        if fit.rule.answers:
+            start.ok_requests += 1
 
-    def _on_ready(
-        self, start: Start, entry: JournalEntry, _line: lines.Line, _rule: Rule, _found: re.Match[str]
-    ) -> None:
-        start.is_ready(entry.at_us)
+    def _on_ready(self, start: Start, where: Where, _line: lines.Line, _fit: Fit) -> None:
+        start.is_ready(where.at_us)
 
-    def _on_frame(
-        self, start: Start, _entry: JournalEntry, line: lines.Line, rule: Rule, _found: re.Match[str]
-    ) -> None:
-        start.frame(rule, line.proc)
+    def _on_frame(self, start: Start, _where: Where, line: lines.Line, fit: Fit) -> None:
+        start.frame(fit.rule, line.proc)
 
-    def _on_missing(
-        self, _start: Start, _entry: JournalEntry, _line: lines.Line, _rule: Rule, _found: re.Match[str]
-    ) -> None:
+    def _on_missing(self, _start: Start, _where: Where, _line: lines.Line, _fit: Fit) -> None:
         self.missing = True
 
-    def _on_chain(
-        self, start: Start, _entry: JournalEntry, _line: lines.Line, rule: Rule, _found: re.Match[str]
-    ) -> None:
-        if rule.name == "ScheduledRestart":
+    def _on_chain(self, start: Start, _where: Where, _line: lines.Line, fit: Fit) -> None:
+        if fit.rule.name == "ScheduledRestart":
             start.restarted = True
         elif start is self._chain.current and start.restarted:
             self._chain.next_start(start.invocation)
@@ -302,16 +279,15 @@ class Classifier:
             else:
                 self._new_chain(None)
 
-    def _on_verdict(
-        self, start: Start, entry: JournalEntry, line: lines.Line, rule: Rule, found: re.Match[str]
-    ) -> None:
+    def _on_verdict(self, start: Start, where: Where, line: lines.Line, fit: Fit) -> None:
+        rule = fit.rule
         if start.knows(rule, line.proc):
             return
         if rule.name == "Dumping":
             start.dump(line.body)
-        hit = start.hit(rule, entry.index, line, entry.at_us)
+        hit = start.hit(rule, where, line)
         if rule.transport == "kernel":
-            self._kernel(start, hit, found.string)
+            self._kernel(start, hit, fit.text)
         elif rule.kind == "stop" and (rule.cause is None or start.serving):
             start.asked_to_stop(hit)
         elif start.stop is not None:

@@ -8,8 +8,9 @@ control characters), null (over 4096 bytes without `--all`), or a list of string
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, BinaryIO, Literal, Protocol
 
 import orjson
@@ -167,30 +168,37 @@ def _object(line: bytes) -> Any:
         return {} if line.startswith((b'{"', b'{ "')) else None
 
 
-class Passing(Protocol):
-    """Someone who may say of a message that no entry needs to be made of it (a classifier that knows its shape)."""
-
-    @property
-    def invocation_now(self) -> str | None:
-        """InvocationID for which `pass_by` speaks."""
-
-    def pass_by(self, message: str) -> bool:
-        """Whether the message has been counted and needs no entry."""
+# Microseconds since the epoch: as a number, as journald's own text, or to be found out when somebody asks.
+Moment = int | str | Callable[[], int | None] | None
 
 
-def read(file: BinaryIO, passing: Passing | None = None) -> Iterator[JournalEntry]:
+def moment_us(moment: Moment) -> int | None:
+    """The number; None when there is none."""
+    if moment is None or isinstance(moment, int):
+        return moment
+    return _int(moment) if isinstance(moment, str) else moment()
+
+
+class Taker(Protocol):
+    """Someone who may take a program's message before an entry is made of it."""
+
+    def take_early(self, invocation: str | None, message: str, index: int, moment: Moment) -> bool:
+        """Whether the message has been taken and needs no entry."""
+
+
+def read(file: BinaryIO, taker: Taker | None = None) -> Iterator[JournalEntry]:
     """Entries of an open binary file, form found out from its first 64 KiB; memory stays flat.
 
-    Entries that `passing` lets go by are not made at all; the others keep their index.
+    Of messages that `taker` takes no entry is made; the others keep their index.
     """
     head = file.read(65536)
     form = form_of(head)
     source = _lines(file, head)
     if form == "json":
-        return _json_entries(source, passing)
+        return _json_entries(source, taker)
     if form == "export":
         return _export_entries(source)
-    return _text_entries(source, passing, short=form == "short")
+    return _text_entries(source, taker, short=form == "short")
 
 
 def _lines(file: BinaryIO, head: bytes) -> Iterator[bytes]:
@@ -207,7 +215,7 @@ def _lines(file: BinaryIO, head: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def _json_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[JournalEntry]:
+def _json_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[JournalEntry]:
     index = -1
     loads = orjson.loads
     for line in source:
@@ -221,38 +229,38 @@ def _json_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[
         if fields.__class__ is not dict:
             yield plain_entry(line.decode("utf-8", "replace"), index)
             continue
-        if passing is not None:
+        if taker is not None:
             get = fields.get
-            message = get("MESSAGE")
-            # A line of the program's own, of the system unit's start that is followed now.
+            message, invocation = get("MESSAGE"), get("_SYSTEMD_INVOCATION_ID")
+            # A line of a system unit's own program, which says all that matters about it.
             if (
-                message.__class__ is str
-                and get("_SYSTEMD_INVOCATION_ID") == passing.invocation_now
+                invocation.__class__ is str
+                and message.__class__ is str
                 and get("_TRANSPORT") == "stdout"
                 and "_SYSTEMD_USER_UNIT" not in fields
-                and passing.pass_by(message)
+                and taker.take_early(invocation, message, index, get("__REALTIME_TIMESTAMP"))
             ):
                 continue
         yield from_fields(fields, index)
 
 
-def _text_entries(source: Iterable[bytes], passing: Passing | None, *, short: bool) -> Iterator[JournalEntry]:
+def _text_entries(source: Iterable[bytes], taker: Taker | None, *, short: bool) -> Iterator[JournalEntry]:
     if short:
-        yield from _short_entries(source, passing)
+        yield from _short_entries(source, taker)
         return
     for index, line in enumerate(source):
         text = line.decode("utf-8", "replace").removesuffix("\r")
-        if passing is None or not passing.pass_by(text):
+        if taker is None or not taker.take_early(None, text, index, None):
             yield plain_entry(text, index)
 
 
-def _short_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator[JournalEntry]:
+def _short_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[JournalEntry]:
     programs: set[str] = set()
     for index, line in enumerate(source):
         whole = line.decode("utf-8", "replace").removesuffix("\r")
         head, _, text = whole.partition(": ")
         name = head.rpartition(" ")[2]
-        if passing is not None and name in programs and passing.invocation_now is None and passing.pass_by(text):
+        if taker is not None and name in programs and taker.take_early(None, text, index, partial(_time_of, whole)):
             continue
         entry = parse_short_line(whole, index)
         if entry is None:
@@ -261,6 +269,11 @@ def _short_entries(source: Iterable[bytes], passing: Passing | None) -> Iterator
         if entry.transport == "stdout" and entry.message == text and len(programs) < _MOST_PROGRAMS:
             programs.add(name)
         yield entry
+
+
+def _time_of(whole: str) -> int | None:
+    found = _SHORT.match(whole)
+    return None if found is None else _short_time(found)
 
 
 def _export_entries(source: Iterator[bytes]) -> Iterator[JournalEntry]:

@@ -214,7 +214,9 @@ class _Judgement:
             return rule.phase
         if hit.serving:
             return "load"
-        return rule.phase or hit.phase or rule.fallback or self.start.first_phase or self._last_phase()
+        # What was said before the weights began is of the configuration.
+        first = "config" if self.start.first_phase == "weights" else self.start.first_phase
+        return rule.phase or hit.phase or rule.fallback or first or self._last_phase()
 
     # --- the answer ----------------------------------------------------------------------------------------------
 
@@ -225,8 +227,8 @@ class _Judgement:
         told = [*start.faults, *start.deaths, *kernel, *start.exits, *([start.hang] if start.hang else [])]
         rest = _unique(hit for hit in told if hit is not root)[:MOST_EVIDENCE]
         if no_root:
-            known = {hit.index for hit in rest}
-            errors = [hit for hit in (*start.first_errors, *start.last_errors) if hit.index not in known]
+            known = {hit.entry for hit in rest}
+            errors = [hit for hit in (*start.first_errors, *start.last_errors) if hit.entry not in known]
             rest = _unique([*rest, *errors[: MOST_EVIDENCE - len(rest)]])
         return [*([root] if root else []), *rest]
 
@@ -248,7 +250,7 @@ class _Judgement:
 
 def _unique(hits: Iterable[Hit]) -> list[Hit]:
     """One hit for each entry and rule, in the order of the entries."""
-    return sorted({(hit.index, hit.rule.name): hit for hit in hits}.values(), key=lambda hit: hit.seq)
+    return sorted({(hit.entry, hit.rule.name): hit for hit in hits}.values(), key=lambda hit: hit.seq)
 
 
 def _weight(cause: str) -> int:

@@ -90,6 +90,7 @@ class Rule(Frozen):
         boot_only: Such a thing ends a boot, never an engine that serves, whatever was printed before it.
         clean: For `exit`: an end with status 0.
         if_dead: For `benign`: the cause when the start died and nothing else names one.
+        answers: For `served`: the line shows that requests are being answered.
         quotes: For milestones: the rest of the line is somebody's text (a prompt), in which no other rule may look.
         when: For `death`: which part of life the wrapper belongs to.
         alarm: The start can no longer succeed once this line is seen.
@@ -113,6 +114,7 @@ class Rule(Frozen):
     sticky: bool = False
     clean: bool = False
     boot_only: bool = False
+    answers: bool = False
     quotes: bool = False
     if_dead: str | None = None
     when: Literal["startup", "runtime", "any"] = "any"

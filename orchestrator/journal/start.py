@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from orchestrator.journal.lines import Line
 from orchestrator.journal.rules import SERVING, Rule
@@ -15,12 +16,23 @@ _KEPT_HITS = 200
 _KEPT_TRACES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Where(Protocol):
+    """The entry that is being read."""
+
+    @property
+    def entry(self) -> int:
+        """Place in the input, from 0."""
+
+    @property
+    def at_us(self) -> int | None:
+        """Its time, microseconds since the epoch."""
+
+
+class Hit(NamedTuple):
     """A rule fitted an entry. `seq` counts the lines of the start; the rest is what was known at that moment."""
 
     rule: Rule
-    index: int
+    entry: int
     seq: int
     text: str
     at_us: int | None
@@ -36,7 +48,7 @@ class Hit:
 
     def evidence(self) -> Evidence:
         """As the answer shows it."""
-        return Evidence(entry=self.index, rule=self.rule.name, text=self.text[:_TEXT], at_us=self.at_us)
+        return Evidence(entry=self.entry, rule=self.rule.name, text=self.text[:_TEXT], at_us=self.at_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +102,19 @@ class Start:
     first_errors: list[Hit] = field(default_factory=list)
     last_errors: deque[Hit] = field(default_factory=lambda: deque(maxlen=5))
     _seen: set[tuple[str, bool, int]] = field(default_factory=set)
+    _settled: set[tuple[str, bool, int]] = field(default_factory=set)
 
     # --- what the lines say ------------------------------------------------------------------------------------
 
-    def hit(self, rule: Rule, index: int, line: Line, at_us: int | None) -> Hit:
+    def hit(self, rule: Rule, where: Where, line: Line) -> Hit:
         """A rule's hit with what is known now."""
         trace = self.traces.get(line.proc)
         return Hit(
             rule=rule,
-            index=index,
+            entry=where.entry,
             seq=self.seq,
             text=line.body,
-            at_us=at_us,
+            at_us=where.at_us,
             phase=self.then or self.phase,
             hint=trace.hint if trace else None,
             hinted_cause=trace.cause if trace else None,
@@ -134,7 +147,11 @@ class Start:
 
     def knows(self, rule: Rule, proc: str) -> bool:
         """Another hit of this rule would tell nothing new."""
-        return (rule.name, self.serving, self.recoveries) in self._seen and proc not in self.traces
+        key = (rule.name, self.serving, self.recoveries)
+        if key not in self._seen:
+            return False
+        trace = self.traces.get(proc)
+        return trace is None or trace.hint is None or key in self._settled
 
     def note(self, kept: list[Hit], hit: Hit) -> None:
         """Keep the first hit of each rule (again after a recovery), so that a flood costs nothing."""
@@ -146,8 +163,9 @@ class Start:
             # The same thing again, now with a traceback around it: take over what the frames told.
             for number, known in enumerate(kept):
                 if known.rule is hit.rule and known.hint is None and not known.serving:
-                    kept[number] = replace(known, hint=hit.hint, hinted_cause=hit.hinted_cause)
+                    kept[number] = known._replace(hint=hit.hint, hinted_cause=hit.hinted_cause)
                     return
+            self._settled.add(key)
 
     def frame(self, rule: Rule, proc: str) -> None:
         """A traceback's frame told a phase or, for an exception that nobody names, a cause."""
