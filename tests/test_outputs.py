@@ -1,0 +1,129 @@
+"""What a campaign writes where: `--json-lines`, `--quiet`, and the command of `on_end:`, on short rehearsals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+INVOKE = (sys.executable, "-m", "invoke", "matrix")
+
+pytestmark = pytest.mark.rehearsal
+
+TELL = """\
+import os, pathlib, sys
+told = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("COLDBOOT_"))
+pathlib.Path(sys.argv[1]).write_text("\\n".join(told))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def environment():
+    dropped = ("FORCE_COLOR", "COLORTERM", "COLDBOOT_API_KEY")
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A matrix of its own whose `on_end:` writes down what it is told, and fails when asked to."""
+
+    def make(status=0):
+        (tmp_path / "examples").symlink_to(ROOT / "examples")
+        (tmp_path / "tell.py").write_text(TELL)
+        words = [sys.executable, "-S", str(tmp_path / "tell.py"), str(tmp_path / "told"), str(status)]
+        text = (ROOT / "matrix.yaml").read_text(encoding="utf-8")
+        (tmp_path / "matrix.yaml").write_text(f"on_end: {json.dumps(words)}\n{text}", encoding="utf-8")
+        return ("--matrix", str(tmp_path / "matrix.yaml"), "--out", str(tmp_path / "out"))
+
+    return make
+
+
+def told(folder):
+    return dict(line.split("=", 1) for line in (folder / "told").read_text(encoding="utf-8").splitlines())
+
+
+def run(*words):
+    return subprocess.run(
+        (*INVOKE, *words),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_json_lines_are_the_ledger_and_nothing_else_stands_on_standard_output(place, tmp_path):
+    done = run("--boots", "1", "--only", "spec-1", "--json-lines", *place())
+    assert done.returncode == 0, done.stderr
+    ledger = tmp_path / "out" / "gwen" / "records.jsonl"
+    assert done.stdout == ledger.read_text(encoding="utf-8")
+    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+    assert (kinds[0], kinds[-1]) == ("campaign_started", "campaign_ended")
+    assert kinds.count("trial") == 4
+    assert "next: invoke report --experiment gwen --out " in done.stderr
+    assert "\x1b" not in done.stderr
+    said = told(tmp_path)
+    assert said["COLDBOOT_OUTCOME"] == "complete"
+    assert said["COLDBOOT_EXPERIMENT"] == "gwen"
+    assert said["COLDBOOT_FOLDER"] == str(tmp_path / "out" / "gwen")
+    assert (said["COLDBOOT_EXIT_CODE"], said["COLDBOOT_REHEARSAL"]) == ("0", "true")
+
+
+def test_quiet_says_warnings_and_the_end_and_a_failing_command_is_one_of_them(place, tmp_path):
+    done = run("--boots", "1", "--only", "spec-3", "--quiet", *place(status=3))
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith("        ")] == ["WARNING", "WARNING"]
+    assert lines[0].startswith("WARNING b01-spec-3 died at its first request: triton_oom: ")
+    assert "1 of 1 boot of spec-3 ended so." in lines[1]
+    assert "--spec-tokens (matrix.yaml:" in lines[1]
+    assert lines[-1].endswith("ended with status 3")
+    assert "REJECTED" in done.stdout
+    assert "next: invoke report --experiment gwen --out " in done.stdout
+    assert told(tmp_path)["COLDBOOT_WINNER"] == ""
+
+
+def test_an_interrupted_campaign_tells_the_command_that_it_was(place, tmp_path):
+    process = subprocess.Popen(
+        (*INVOKE, "--boots", "1", "--only", "spec-1", "--json-lines", "--quiet", *place()),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["kind"] == "boot_started":
+                process.send_signal(signal.SIGINT)
+                break
+        rest, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, errors
+    assert json.loads(rest.splitlines()[-1])["outcome"] == "interrupted"
+    said = told(tmp_path)
+    assert (said["COLDBOOT_OUTCOME"], said["COLDBOOT_EXIT_CODE"]) == ("interrupted", "130")
+    assert "1 boots are left" in said["COLDBOOT_WHY"]
+
+
+def test_a_campaign_that_has_nothing_to_do_runs_no_command_and_leaves_standard_output_empty(place, tmp_path):
+    words = ("--boots", "1", "--only", "spec-3", "--json-lines", "--quiet", *place())
+    assert run(*words).returncode == 0
+    (tmp_path / "told").unlink()
+    again = run(*words)
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "is complete" in again.stderr
+    assert not (tmp_path / "told").exists()
