@@ -35,6 +35,7 @@ from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
 from orchestrator.progress import Listener, PlainListener
 from orchestrator.records import CACHE_STATES, Series, Verdicts
 from orchestrator.redact import redact_text
+from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
 
 DEFAULT_OUT = "artifacts"
@@ -109,6 +110,14 @@ def _names(text: str | None) -> tuple[str, ...]:
 def _series(folder: Path) -> Series:
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
     return verdict.series_from_records(read(folder), plan=plan)
+
+
+def _experiment(folder: Path) -> side_by_side.Experiment:
+    return side_by_side.experiment(folder.name, _series(folder), read(folder))
+
+
+def _other(out: Path, name: str) -> side_by_side.Experiment | None:
+    return _experiment(out / name) if (out / name / RECORDS).exists() else None
 
 
 def _ledger_folder(folder: Path) -> Path:
@@ -222,14 +231,23 @@ def matrix(
         "experiment": "its name (default: the newest)",
         "out": "where experiments are kept",
         "explain": "print the whole derivation of one variant's verdict",
+        "compare": "two variants side by side, or two experiments, as spec-1,no-spec",
     }
 )
 @command(unexpected=USAGE)
 def report_(
-    _context: Context, experiment: str | None = None, out: str = DEFAULT_OUT, explain: str | None = None
+    _context: Context,
+    experiment: str | None = None,
+    out: str = DEFAULT_OUT,
+    explain: str | None = None,
+    compare: str | None = None,
 ) -> int:
     """Ledger to verdicts and report, in every format; needs no box."""
     folder = find_experiment(Path(out), experiment)
+    if compare is not None:
+        pairs = side_by_side.pairs(compare, _experiment(folder), lambda name: _other(Path(out), name))
+        print("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
+        return OK
     series = _series(folder)
     if explain is not None:
         print(verdict.explain(series, explain))
