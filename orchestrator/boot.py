@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from orchestrator.box.unit import COMMAND_S
 from orchestrator.errors import BoxError
 from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
-from orchestrator.journal import Classifier
+from orchestrator.journal import DEFAULT, Classifier, RuleSet
 from orchestrator.ledger import write_private
 from orchestrator.matrix import Deadlines, LoadSpec
 from orchestrator.records import (
@@ -57,6 +57,8 @@ DISTURBED_TRIALS = 3
 SETTLING_BOOTS = 2
 SETTLED = ".coldboot-settled"
 GPU_IDLE_SLACK_MIB = 64
+FULL_DISK_MIB = 16
+STOPPED = ("stopped_from_outside", "benign_shutdown", "benign_shutdown_slow")
 
 
 class Planned(Protocol):
@@ -113,6 +115,7 @@ class Rig:
     cache_root: str | None = None
     api_key: str | None = None
     idle: GpuIdle = field(default_factory=GpuIdle)
+    rules: RuleSet = DEFAULT
 
 
 class _Ending(Exception):
@@ -232,15 +235,34 @@ class _Boot:
 
         try:
             done = yield from work()
-        except _Ending as ending:
+        except _Ending as told:
+            ending = self.blamed(told)
             yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, ending.found)
-            raise
+            raise ending from told
         except BoxError as error:
             yield record("disturbed", str(error), {})
             if name == "stop":
                 raise
             raise _Ending("disturbed", f"{name}: {error.what}") from error
         yield record("skipped" if done.skipped else "ok", done.detail, done.facts)
+
+    def blamed(self, ending: _Ending) -> _Ending:
+        """Who is to blame: an engine that somebody stopped, or whose disk was full, says nothing about its variant."""
+        if ending.outcome not in ("crashed", "not_ready") or self.watch is None:
+            return ending
+        cause = self.watch.answer().cause
+        if cause in STOPPED:
+            return _Ending("disturbed", f"somebody else stopped the unit ({cause})", died=ending.died)
+        with suppress(BoxError):
+            if suspended := facts.suspended(self.rig.transport, self.rig.service.pids()):
+                return _Ending("disturbed", f"somebody suspended its processes: {suspended}")
+            if cause == "disk_full":
+                free_mib = caches.free_mib(self.rig.transport, self.rig.unit, root=self.rig.cache_root)
+                if free_mib is not None and free_mib < FULL_DISK_MIB:
+                    return _Ending(
+                        "disturbed", f"the disk of the caches is full: {free_mib} MiB free", died=ending.died
+                    )
+        return ending
 
     def finish(self, end: _Ending, last: StepName | None) -> Iterator[AnyRecord]:
         """The journal's answer and the boot's end."""
@@ -445,7 +467,10 @@ class _Boot:
         service = self.rig.service
         stream = service.follow(service.cursor())
         self.watch = Watch(
-            stream, Classifier(unit=self.rig.unit.name), self.folder / journal, self.rig.engine.logger_tokens_per_s
+            stream,
+            Classifier(self.rig.rules, unit=self.rig.unit.name),
+            self.folder / journal,
+            self.rig.engine.logger_tokens_per_s,
         )
         self.watch.begin()
         service.start()

@@ -79,6 +79,12 @@ rm -f .coldboot; cd / && rmdir -- "$here" 2>/dev/null
 exit 0
 """
 
+# The place may not be there yet: then its disk is that of the nearest directory above it.
+_FREE = """
+until [ -d "$place" ]; do place=$(dirname -- "$place"); done
+df -Pk -- "$place" | { read -r _; read -r _ _ _ free _; printf '%s\\n' "$free"; }
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ColdRoots:
@@ -167,6 +173,12 @@ def sweep(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> 
         BoxError: something of it is left.
     """
     _run(transport, unit.user, _assigned(home=unit.home, root=cache_place(unit, root)) + _SWEEP, timeout_s=_REMOVE_S)
+
+
+def free_mib(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> int | None:
+    """Free MiB on the disk where the caches of a unit are made; None when it cannot be told."""
+    said = _run(transport, unit.user, _assigned(place=cache_place(unit, root)) + _FREE).strip()
+    return int(said) // 1024 if said.isdigit() else None
 
 
 def cache_place(unit: UnitFacts, root: str | None) -> str:

@@ -449,3 +449,20 @@ def parse_listening(text: str) -> frozenset[int]:
     """The listening ports of /proc/net/tcp and tcp6."""
     rows = (line.split() for line in text.splitlines())
     return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)
+
+
+_SUSPENDED = r"""
+for pid; do
+  { IFS= read -r stat <"/proc/$pid/stat"; } 2>/dev/null || continue
+  set -- ${stat##*) }
+  case $1 in T | t) echo "$pid" ;; esac
+done
+"""
+
+
+def suspended(transport: Transport, pids: Sequence[int]) -> tuple[int, ...]:
+    """Which of these processes were stopped by a signal (SIGSTOP) or by a debugger."""
+    if not pids:
+        return ()
+    script = ("sh", "-c", _SUSPENDED, "coldboot", *map(str, pids))
+    return tuple(int(word) for word in transport.run(script, timeout_s=FACTS_S).stdout.split())

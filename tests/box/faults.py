@@ -250,7 +250,7 @@ class World:
     def left(self) -> list[str]:
         """What of us is on the box: files below /run, timers, cold caches, processes of the tool."""
         script = (
-            "find /run -name '*coldboot*' 2>/dev/null; systemctl list-timers --all --no-legend '*coldboot*';"
+            "find /run -name '*coldboot*' ! -path '/run/systemd/units/*' 2>/dev/null; systemctl list-timers --all --no-legend '*coldboot*';"
             f" find {CACHES} -mindepth 2 2>/dev/null"
         )
         files = [line for line in self.box.sh(("sh", "-c", script), check=False).stdout.splitlines() if line]
