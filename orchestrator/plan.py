@@ -120,8 +120,8 @@ def make_plan(
         plan_name: An adaptive plan; default: "fixed" for a number, "nightly" for "auto".
 
     Returns:
-        A fixed plan holds all its boots and has one look, at the end. An adaptive one holds the blocks up to its first
-        look; `verdict.next_boots` then says which variants are worth another block, and `add_block` adds it.
+        A plan with one look, at its end (fixed, smoke), holds all its boots. One with several holds its first block;
+        after each block `verdict.next_boots` says which variants are worth another, and `add_block` adds it.
 
     Raises:
         UsageError: a number that is none, or a plan that does not fit it.
@@ -152,7 +152,8 @@ def make_plan(
         concurrency=matrix.concurrency,
         matrix_digest=matrix.digest(),
     )
-    for _ in range(looks.refute[0]):
+    # With several looks a variant may be rejected after its first boot, so only one block is planned ahead.
+    for _ in range(looks.last if looks.refute[0] == looks.last else 1):
         plan = add_block(plan)
     return plan
 

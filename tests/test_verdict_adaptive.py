@@ -160,3 +160,41 @@ def test_the_planner_itself_holds_its_error_rates_and_spends_fewer_boots_than_te
     assert refuted <= 2
     assert vouched / 150 == pytest.approx(0.925, abs=0.08)
     assert np.mean(used) == pytest.approx(7.4, abs=0.4)
+
+
+def spread(sd, n=10):
+    """n values whose first 2, 3, … are about as far apart as the whole: 100·e^±sd in turn."""
+    return [100.0 * math.exp(sd if i % 2 else -sd) for i in range(n)]
+
+
+def test_a_budget_that_pays_for_everything_changes_nothing():
+    plan = plan_of("nightly", ("a", "b"))
+    records = ledger(plan, {"a": STEADY, "b": STEADY})
+    assert verdict.next_boots(records, plan, 16) == verdict.next_boots(records, plan) == ("a", "b")
+
+
+def test_a_short_budget_goes_to_the_cell_that_is_nearest_to_its_bound():
+    # After four boots of each: b (sd 0.1 %) needs two more to be vouched for, a (sd 4.6 %) has no look that settles it.
+    values = {"a": spread(0.04), "b": spread(0.001)}
+    plan = plan_of("nightly", tuple(values), blocks=4)
+    records = ledger(plan, values)
+    assert verdict.next_boots(records, plan) == ("a", "b")
+    assert verdict.next_boots(records, plan, 5) == ("b",)
+
+
+def test_a_short_budget_lets_a_rejected_variant_die_again_last():
+    values = {"dead": ["triton_oom", *STEADY], "b": spread(0.02)}
+    plan = plan_of("nightly", tuple(values), blocks=2)
+    assert verdict.next_boots(ledger(plan, values), plan) == ("dead", "b")
+    assert verdict.next_boots(ledger(plan, values), plan, 3) == ("b",)
+
+
+def test_a_short_budget_settles_more_than_blocks_would():
+    """Twelve boots for four variants: blocks leave all of them at three, nearest first vouches for one at least."""
+    values = {name: spread(sd) for name, sd in {"a": 0.03, "b": 0.001, "c": 0.04, "d": 0.03}.items()}
+    plan = plan_of("nightly", tuple(values))
+    while len(plan.boots_planned) < 12:
+        wanted = verdict.next_boots(ledger(plan, values), plan, 12 - len(plan.boots_planned))
+        plan = add_block(plan, wanted)
+    judged = verdict.judge(verdict.series_from_records(ledger(plan, values), plan=plan))
+    assert only(judged, "b").cells[0].reproducibility == "REPRODUCES"
