@@ -36,6 +36,7 @@ from orchestrator.errors import (
 )
 from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
+from orchestrator.journal import DEFAULT
 from orchestrator.ledger import BOOTS, Ledger, private_folder, read, write_private
 from orchestrator.matrix import load_matrix, select
 from orchestrator.on_end import Ending
@@ -65,7 +66,7 @@ from orchestrator.survey import (
 
 DISTURBED_IN_A_ROW = 4
 
-NextBoots = Callable[[Iterable[AnyRecord], Plan], tuple[str, ...]]
+NextBoots = Callable[[Iterable[AnyRecord], Plan, int | None], tuple[str, ...]]
 AtEnd = Callable[[Design, Ending], None]
 
 
@@ -142,11 +143,17 @@ class _Walk:
         todo = self.design.todo(self.ledger.outline)
         if todo or self.design.plan.plan_name == "fixed":
             return todo
-        wanted = self.next_boots(read(self.ledger.folder), self.design.plan)
+        wanted = self.next_boots(read(self.ledger.folder), self.design.plan, self.affordable())
         if wanted:
             self.design = replace(self.design, plan=add_block(self.design.plan, wanted))
             write_plan(self.ledger.folder / PLAN_FILE, self.design.plan)
         return self.design.todo(self.ledger.outline)
+
+    def affordable(self) -> int | None:
+        """Boots that the budget still pays for, by the longest so far; None without a budget, or before a boot."""
+        if self.budget_s is None or not self.longest_s:
+            return None
+        return max(0, int((self.budget_s - (time.monotonic() - self.begun)) / self.longest_s))
 
     def boot(self, planned: PlannedBoot) -> BootEnded:
         """One boot; each record is in the ledger before the next step begins."""
@@ -208,6 +215,7 @@ class _Walk:
             interrupts=self.interrupts,
             cache_root=box.cache_root,
             api_key=os.environ.get(API_KEY),
+            rules=DEFAULT.extended(matrix.rules),
         )
 
 
@@ -260,7 +268,7 @@ def _told(design: Design, at_end: AtEnd | None) -> Iterator[list[Ended]]:
 
 
 def _more(design: Design, next_boots: NextBoots) -> bool:
-    return design.plan.plan_name != "fixed" and bool(next_boots(design.records, design.plan))
+    return design.plan.plan_name != "fixed" and bool(next_boots(design.records, design.plan, None))
 
 
 def _campaign(design: Design, site: Site, listener: Listener, options: Options, next_boots: NextBoots) -> Ended:

@@ -17,7 +17,8 @@ from pydantic import Field
 
 from orchestrator import matrix_check
 from orchestrator.errors import LedgerError, MatrixError, UsageError
-from orchestrator.matrix_check import flag_name, suggestion
+from orchestrator.journal.rules import Rule
+from orchestrator.matrix_check import flag_name, rule_of, suggestion
 from orchestrator.matrix_grid import ReadInclude, named, with_grids, with_includes
 from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, ObjectiveKeys, duration
 from orchestrator.records import CacheState, Frozen, Objective
@@ -115,6 +116,7 @@ class Matrix(Frozen):
     constraints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     on_end: tuple[str, ...] | None = None
+    rules: tuple[Rule, ...] = ()
     text: str = ""
     included: tuple[tuple[str, str], ...] = ()
     path: Path = Path("matrix.yaml")
@@ -154,7 +156,8 @@ class Matrix(Frozen):
         """SHA-256 (hexadecimal) over what must not change between sessions of one experiment on one box.
 
         Covered: all variants, concurrency, cache states, headroom, tolerance, the effective load and the deadlines
-        that decide an outcome, and of the box what changes the engine. Not: boots, seed, `box:`, order, comments.
+        that decide an outcome, and of the box what changes the engine. Not: boots, seed, `box:`, order, comments, and
+        `rules:`, which change no measurement.
         """
         return hashlib.sha256(_json(_canonical(self, box or self.box)).encode()).hexdigest()
 
@@ -441,6 +444,7 @@ def _build(source: _Source) -> Matrix:
         constraints=file.constraints,
         claims=file.claims,
         on_end=file.on_end,
+        rules=tuple(rule for keys in file.rules if (rule := rule_of(keys, path.name)[0]) is not None),
         text=source.text,
         included=source.included,
         path=path,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.goals import CLAIM_HELP, CONSTRAINT_HELP, GoalError, parse_claim, parse_constraint
+from orchestrator.journal.rules import Rule, checked, load_causes
 from orchestrator.matrix_keys import (
     FLAG_VALUE,
     MAX_NAME,
@@ -25,6 +26,7 @@ from orchestrator.matrix_keys import (
     LoadSpec,
     MatrixFile,
     ObjectiveKeys,
+    RuleKeys,
     duration,
 )
 from orchestrator.yamlfile import Document, KeyPath, Mark, Problem, say_path
@@ -53,6 +55,7 @@ def check(document: Document, stem: str, made: Container[str] = ()) -> Iterator[
     yield from _objective(document)
     yield from _constraints(document)
     yield from _claims(document)
+    yield from _rules(document)
     boxes, variants = data.get("boxes"), data.get("variants")
     if isinstance(boxes, dict):
         yield from _boxes(document, boxes)
@@ -238,6 +241,7 @@ _MODELS: tuple[tuple[tuple[str | None, ...], type[BaseModel]], ...] = (
     (("deadlines",), Deadlines),
     (("boxes", None, "deadlines"), Deadlines),
     (("objective",), ObjectiveKeys),
+    (("rules", None), RuleKeys),
     (("boxes", None), BoxKeys),
     (("grids", None), GridKeys),
 )
@@ -310,6 +314,28 @@ def _objective(document: Document) -> Iterator[Problem]:
         if str(level).isdecimal() and int(level) not in there:
             path = ("objective", "weights", level)
             yield document.problem(path, f"`{level}` is no level of `concurrency:`", ", ".join(map(str, there)))
+
+
+def rule_of(keys: RuleKeys, source: str) -> tuple[Rule | None, tuple[tuple[str, str], ...]]:
+    """The journal's rule that a user wrote, and all that is wrong with it: (key, what)."""
+    kind = "benign" if keys.cause.startswith(("benign", "healthy")) else "fault"
+    item = {**keys.model_dump(exclude={"reason"}), "name": keys.reason, "kind": kind}
+    return checked(item, source=source, causes=load_causes())
+
+
+def _rules(document: Document) -> Iterator[Problem]:
+    given = plain_data(document).get("rules")
+    names: list[str] = []
+    for index, item in enumerate(given if isinstance(given, list) else ()):
+        try:
+            keys = RuleKeys.model_validate_json(json.dumps(item), strict=True)
+        except ValidationError:
+            continue  # `_keys` says what
+        if keys.reason in names:
+            yield document.problem(("rules", index, "reason"), f"`{keys.reason}` is there twice", "another name")
+        names.append(keys.reason)
+        for key, what in rule_of(keys, "")[1]:
+            yield document.problem(("rules", index, key), what)
 
 
 def _texts_of(document: Document, name: str) -> Iterator[tuple[KeyPath, str]]:

@@ -138,6 +138,59 @@ class ObjectiveKeys(Keys):
     )
 
 
+class RuleKeys(Keys):
+    """What one kind of line in the journal means, on this box, with this engine."""
+
+    reason: str = Field(
+        description="Its name, shown as evidence.",
+        json_schema_extra={"accepted": "CamelCase, such as RaidDegraded"},
+        pattern=r"^[A-Z][A-Za-z0-9]+$",
+    )
+    pattern: str = Field(
+        description="A Python regular expression, searched in the line without its log prefix.",
+        json_schema_extra={"accepted": "a regular expression"},
+        min_length=1,
+    )
+    cause: str = Field(
+        description="What it means, in the words of docs/causes.md. A `benign_…` cause makes it a line that looks "
+        "alarming and is not.",
+        json_schema_extra={"accepted": "a cause of docs/causes.md"},
+    )
+    matches: tuple[str, ...] = Field(
+        description="Witnesses: lines, as they stand in the journal, that must fit.",
+        json_schema_extra={"accepted": "a list of lines, at least one"},
+    )
+    ignores: tuple[str, ...] = Field(
+        description="Witnesses: near misses, which must not fit.",
+        json_schema_extra={"accepted": "a list of lines, at least one"},
+    )
+    unless: str | None = key(None, "Lines that this fits, too, are not meant.", "a regular expression")
+    phase: str | None = key(
+        None,
+        "Where in the boot it happens. Default: the phase of the boot so far.",
+        "exec, config, weights, profiling, kv_cache, compile, graph_capture, warmup, first_request, load or idle",
+    )
+    permanent: bool | None = key(
+        None, "Whether the same boot would fail again. Default: what the cause says.", _BOOLEAN
+    )
+    advice: str | None = key(None, "What to do about it. Default: what the cause says.", "text")
+    sticky: bool = key(False, "Later successes do not take it back.", _BOOLEAN)  # noqa: FBT003
+    alarm: bool = key(
+        False,  # noqa: FBT003
+        "The start can no longer succeed once this line is seen: the boot is given up at once.",
+        _BOOLEAN,
+    )
+    transport: Literal["program", "journal", "kernel"] = key(
+        "program", "Whose lines: the program's, systemd's, or the kernel's.", "program, journal or kernel"
+    )
+    words: tuple[str, ...] = key(
+        (),
+        "At least one of these stands in every line that fits, as a whole run of letters. A rule that has them costs "
+        "other lines nothing.",
+        "a list of words, each at least three letters",
+    )
+
+
 class BoxKeys(Keys):
     """One box: the machine under test and the unit on it."""
 
@@ -370,6 +423,9 @@ class MatrixFile(Keys):
         "Files with more keys, relative to this one. What stands here counts before them, and a later one before an "
         "earlier one; boxes, variants, grids, load and deadlines are put together name by name.",
         "a list of paths",
+    )
+    rules: tuple[RuleKeys, ...] = key(
+        (), "What lines in the journal mean, before the rules that are shipped.", "a list of rules"
     )
     load: LoadSpec = key(LoadSpec(), "How each trial loads the engine.", "a mapping")
     deadlines: Deadlines = key(Deadlines(), "How long each step of a boot may take.", "a mapping")

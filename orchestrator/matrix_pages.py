@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.matrix_keys import BoxKeys, Deadlines, GridKeys, LoadSpec, MatrixFile, ObjectiveKeys
+from orchestrator.matrix_keys import BoxKeys, Deadlines, GridKeys, LoadSpec, MatrixFile, ObjectiveKeys, RuleKeys
 
 HERE = Path(__file__).resolve().parent
 SCHEMA_FILE = HERE / "matrix.schema.json"
@@ -36,6 +36,7 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
         ObjectiveKeys,
     ),
     ("`boxes:`", "One entry a box, by name.", BoxKeys),
+    ("`rules:`", "A list; see [rules of your own](#rules-of-your-own) below.", RuleKeys),
     ("`grids:`", "One entry a grid, by name; see [grids](#grids) below.", GridKeys),
 )
 
@@ -164,6 +165,34 @@ one `matrix.yaml`.
 Several prompt lengths are several experiments: one small file a length, as above, over one `common.yaml`. Each has its
 own verdict, because a variant may win at one length and lose at another.
 
+## Rules of your own
+
+What a line in the journal means is data, and yours decide before those that are shipped ([causes.md](causes.md)):
+
+```yaml
+boxes:
+  here: {unit: vllm.service}
+variants:
+  production: {}
+rules:
+  - reason: WeightsShareGone
+    pattern: 'Stale file handle'
+    cause: model_not_found
+    phase: weights
+    permanent: false
+    advice: Mount the share with the weights again.
+    words: [Stale]
+    matches:
+      - "OSError: [Errno 116] Stale file handle: '/srv/models/x/model.safetensors'"
+    ignores:
+      - "OSError: [Errno 2] No such file or directory: '/srv/models/x/model.safetensors'"
+```
+
+A rule without witnesses, or one that its witnesses contradict, is refused. `invoke classify --journal FILE --matrix
+matrix.yaml` tries them on a journal that you have; in a campaign they are used live. They change what an answer says
+and, with `alarm: true`, how soon a dead boot is given up; they change no measurement, so they may change between two
+sessions. Boots that have ended keep the answer that they got.
+
 ## What may change between two sessions
 
 `invoke matrix` again goes on with an experiment. It refuses, and names what changed, when these differ from what the
@@ -171,8 +200,8 @@ experiment began with: variants and their flags, `concurrency`, `cache`, `headro
 `objective`, `constraints`, `claims`, the load, the
 deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
 `service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
-`seed` (the plan keeps the one that it began with), `box`, `on_end`, comments, order, and how the box is reached.
-`--new` starts afresh.
+`seed` (the plan keeps the one that it began with), `box`, `on_end`, `rules`, comments, order, and how the box is
+reached. `--new` starts afresh.
 
 ## Where results go
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from journal_support import said
 
-from orchestrator.errors import ProblemsError
-from orchestrator.journal import Classifier, rules_from
+from orchestrator.errors import MatrixError, ProblemsError
+from orchestrator.journal import Classifier, main_answer, rules_from
 from orchestrator.journal.classifier import DEFAULT
 from orchestrator.journal.page import page
 from orchestrator.journal.rules import PHASES, words_of
+from orchestrator.matrix import differences, load_matrix, parse_matrix
 
 MINE = {
     "name": "FluxCapacitor",
@@ -120,3 +121,85 @@ def test_all_problems_are_told_at_once():
 def test_the_page_of_causes_is_current():
     shipped = Path(__file__).parent.parent / "docs" / "causes.md"
     assert shipped.read_text(encoding="utf-8") == page(), "run: python -m orchestrator.journal.page > docs/causes.md"
+
+
+# --- rules of the user's own -----------------------------------------------------------------------------------------
+
+HEAD = "boxes: {here: {unit: vllm.service}}\nvariants: {production: {}}\n"
+STALE = HEAD + (
+    "rules:\n"
+    "  - reason: WeightsShareGone\n"
+    "    pattern: 'Stale file handle'\n"
+    "    cause: model_not_found\n"
+    "    phase: weights\n"
+    "    permanent: false\n"
+    "    alarm: true\n"
+    "    matches: [\"OSError: [Errno 116] Stale file handle: '/srv/x'\"]\n"
+    "    ignores: ['a handle that is fresh']\n"
+)
+LINE = "(EngineCore pid=7) ERROR 11-30 14:51:53 [core.py:7] OSError: [Errno 116] Stale file handle: '/srv/x'"
+
+
+def test_a_rule_of_matrix_yaml_decides_live_and_rings_and_changes_no_digest():
+    matrix = parse_matrix(STALE)
+    classifier = Classifier(DEFAULT.extended(matrix.rules))
+    classifier.feed(said(LINE))
+    assert (classifier.alarm.rule, classifier.answer().permanent) == ("WeightsShareGone", False)
+    assert (classifier.answer().cause, classifier.answer().phase) == ("model_not_found", "weights")
+    assert matrix.digest() == parse_matrix(HEAD).digest()
+    assert differences(HEAD, matrix) == ()
+
+
+def test_a_rule_with_a_benign_cause_makes_a_line_harmless():
+    matrix = parse_matrix(
+        STALE.replace("cause: model_not_found", "cause: benign_retry").replace("    alarm: true\n", "")
+    )
+    classifier = Classifier(DEFAULT.extended(matrix.rules))
+    classifier.feed(said(LINE))
+    assert (classifier.answer().outcome, classifier.answer().cause) == ("benign", "benign_retry")
+
+
+def test_every_problem_of_every_rule_is_said_at_once_with_its_line():
+    text = HEAD + (
+        "rules:\n"  # line 3
+        "  - reason: NoWitness\n"  # 4
+        "    pattern: x\n"
+        "    cause: gremlins\n"  # 6
+        "    matches: []\n"  # 7
+        "    ignores: [y]\n"
+        "  - reason: Contradicted\n"  # 9
+        "    pattern: '('\n"  # 10
+        "    cause: engine_hang\n"
+        "    matches: [x]\n"
+        "    ignores: [y]\n"
+        "  - reason: Contradicted\n"  # 14
+        "    pattern: flux\n"
+        "    cause: engine_hang\n"
+        "    phase: lunch\n"  # 17
+        "    matches: [capacitor]\n"  # 18
+        "    ignores: [flux]\n"  # 19
+        "  - reason: Half\n"  # 20: `pattern`, `cause`, `matches` and `ignores` are missing
+    )
+    with pytest.raises(MatrixError) as refused:
+        parse_matrix(text)
+    lines = [problem.split(":")[1] for problem in refused.value.problems]
+    assert lines == ["6", "7", "10", "14", "17", "18", "19", "20", "20", "20", "20"]
+    said_so = str(refused.value)
+    for words in ("'gremlins' is no cause", "no witnesses", "no regular expression", "is there twice", "is no phase"):
+        assert words in said_so
+
+
+def test_a_rule_without_words_sees_numbers_that_differ_only_in_their_digits():
+    rule = {**MINE, "pattern": "code 42", "words": [], "matches": ["code 42"], "ignores": ["code 43"]}
+    classifier = Classifier(DEFAULT.extended(rules_from([rule], source="matrix.yaml")))
+    for number in (40, 41, 42):
+        classifier.feed(said(f"code {number}", number))
+    assert [item.entry for item in classifier.answer().evidence] == [42]
+
+
+def test_classify_uses_the_rules_of_the_matrix_that_it_is_given(tmp_path):
+    (tmp_path / "matrix.yaml").write_text(STALE, encoding="utf-8")
+    (tmp_path / "log").write_text(LINE + "\n", encoding="utf-8")
+    rules = DEFAULT.extended(load_matrix(tmp_path / "matrix.yaml").rules)
+    assert main_answer(tmp_path / "log", rules=rules).value["evidence"][0]["rule"] == "WeightsShareGone"
+    assert main_answer(tmp_path / "log").value["evidence"][0]["rule"] != "WeightsShareGone"

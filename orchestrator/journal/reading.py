@@ -128,7 +128,8 @@ class Reader:
                 dull &= step.line.is_frame and not step.fits
                 steps.append(step)
         if transport == "program" and len(message) <= _LONGEST:
-            if dull:
+            # A rule without words may look for numbers, of which a shape knows nothing.
+            if dull and not self.rules.always:
                 self._remember(message, Meaning.DULL)
                 return Reading(len(texts), ())
             if len(texts) == len(steps) == 1:

@@ -7,9 +7,10 @@ records and errors only.
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -63,6 +64,14 @@ class Cause(Frozen):
     definition: str
     advice: str
     permanent: bool | None = None
+
+
+class RuleFaults(ValueError):
+    """What is wrong with a rule as a whole: (key, what)."""
+
+    def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{key}: {what}" for key, what in faults))
+        self.faults = tuple(faults)
 
 
 class Rule(Frozen):
@@ -137,26 +146,31 @@ class Rule(Frozen):
 
     @model_validator(mode="after")
     def _whole(self) -> Rule:
+        faults = tuple(self._faults())
+        if faults:
+            raise RuleFaults(faults)
+        return self
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
         if not self.matches or not self.ignores:
-            raise ValueError("no witnesses: give `matches` (lines that must fit) and `ignores` (near misses)")
+            yield (
+                "ignores" if self.matches else "matches",
+                "no witnesses: give `matches` (lines that must fit) and `ignores` (near misses)",
+            )
         for key in ("phase", "fallback", "then"):
             value = getattr(self, key)
             if value is not None and value not in PHASES:
-                raise ValueError(f"{key}: {value!r} is no phase; accepted: {', '.join(PHASES)}")
+                yield key, f"{value!r} is no phase; accepted: {', '.join(PHASES)}"
         if self.kind in ("fault", "benign") and self.cause is None:
-            raise ValueError("`cause` is missing")
+            yield "cause", "is missing"
         if any(len(word) < 3 or not word.isalpha() or not word.isascii() for word in self.words):
-            raise ValueError("`words`: runs of at least three letters, each")
-        self._witnesses()
-        return self
-
-    def _witnesses(self) -> None:
+            yield "words", "runs of at least three letters, each"
         for text in self.matches:
             if not self.fits(text):
-                raise ValueError(f"does not fit its own witness: {text!r}")
+                yield "matches", f"does not fit its own witness: {text!r}"
         for text in self.ignores:
             if self.fits(text):
-                raise ValueError(f"fits a line that it must not: {text!r}")
+                yield "ignores", f"fits a line that it must not: {text!r}"
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
@@ -229,14 +243,9 @@ def rules_from(
     rules: list[Rule] = []
     for position, item in enumerate(items, start=1):
         name = item.get("name", f"rule {position}")
-        try:
-            rule = Rule.model_validate({**item, "source": source})
-        except ValidationError as error:
-            problems += [f"{source}: {name}: {_reason(detail)}" for detail in error.errors()]
-            continue
-        slugs = [slug for slug in (rule.cause, rule.if_dead, *rule.by_phase.values()) if slug is not None]
-        problems += [f"{source}: {name}: {slug!r} is no cause" for slug in slugs if slug not in known]
-        rules.append(rule)
+        rule, faults = checked(item, source=source, causes=known)
+        problems += [f"{source}: {name}: {key}: {what}" if key else f"{source}: {name}: {what}" for key, what in faults]
+        rules += [] if rule is None else [rule]
     names = [rule.name for rule in rules]
     problems += [f"{source}: {name}: named twice" for name in sorted({n for n in names if names.count(n) > 1})]
     if problems:
@@ -244,10 +253,32 @@ def rules_from(
     return tuple(rules)
 
 
-def _reason(detail: Any) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
-    what = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
+def checked(
+    item: Mapping[str, Any], *, source: str, causes: Mapping[str, Cause]
+) -> tuple[Rule | None, tuple[tuple[str, str], ...]]:
+    """A rule out of a plain dict, or None, and all that is wrong with it: (key, what)."""
+    rule: Rule | None = None
+    faults: list[tuple[str, str]] = []
+    try:
+        rule = Rule.model_validate({**item, "source": source})
+    except ValidationError as error:
+        for detail in error.errors():
+            whole = detail.get("ctx", {}).get("error")
+            if isinstance(whole, RuleFaults):
+                faults += whole.faults
+            else:
+                where = ".".join(str(part) for part in detail["loc"])
+                faults.append((where, str(detail["msg"]).removeprefix("Value error, ")))
+    slugs = [("cause", item.get("cause")), ("if_dead", item.get("if_dead"))]
+    slugs += [("by_phase", slug) for slug in (item.get("by_phase") or {}).values()]
+    faults += [(key, _no_cause(slug, causes)) for key, slug in slugs if slug is not None and slug not in causes]
+    return (None if faults else rule), tuple(faults)
+
+
+def _no_cause(slug: Any, causes: Mapping[str, Cause]) -> str:
+    near = difflib.get_close_matches(str(slug), causes, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"{slug!r} is no cause{meant}; docs/causes.md has them all"
 
 
 def _toml(name: str) -> dict[str, Any]:
