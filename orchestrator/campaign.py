@@ -354,7 +354,7 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
     box = matrix.target
     transport = connect(box)
     try:
-        service = make_service(transport, box, experiment_folder(options.out, matrix).absolute() / "box")
+        service = make_service(transport, box, experiment_folder(options.out, matrix).resolve() / "box")
         with lock.hold(transport, service.lock_name, holder("restore"), break_lock=break_lock):
             was = service.production()
             if box.service == "process":

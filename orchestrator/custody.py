@@ -156,7 +156,7 @@ class Custody:
 
     def _take_over(self, transport: Transport) -> None:
         try:
-            service = make_service(transport, self._design.box, self._design.folder.absolute() / "box")
+            service = make_service(transport, self._design.box, self._design.folder.resolve() / "box")
             unit = service.describe()
             self._lock = lock.hold(transport, service.lock_name, self._holder, again=True)
         except BoxError:

@@ -15,8 +15,9 @@ from orchestrator import scrape
 from orchestrator.box import facts, unitfile
 from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
 from orchestrator.box.services import Service, UnitFacts, make_service
-from orchestrator.box.transports import Transport, connect
+from orchestrator.box.transports import Transport
 from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError, UsageError
+from orchestrator.forecast import Forecast, forecast, history_of, newest_history
 from orchestrator.ledger import read
 from orchestrator.matrix import BoxSpec, Matrix, Variant, differences, load_matrix, select
 from orchestrator.plan import (
@@ -31,7 +32,7 @@ from orchestrator.plan import (
     remaining,
 )
 from orchestrator.progress import hours
-from orchestrator.records import AnyRecord, BootEnded, CacheState, CampaignEnded, CampaignStarted, ProductionState
+from orchestrator.records import AnyRecord, CacheState, CampaignEnded, CampaignStarted, ProductionState
 from orchestrator.redact import redact_argv
 
 DEFAULT_BOOTS = 3
@@ -175,7 +176,7 @@ def survey(design: Design, transport: Transport) -> Site:
         BoxError: no such unit, no access.
     """
     matrix, box = design.matrix, design.box
-    state = design.folder.absolute() / "box"
+    state = design.folder.resolve() / "box"
     service = make_service(transport, box, state)
     engine = ENGINES[box.engine]
     unit = service.describe()
@@ -289,12 +290,20 @@ def refuse_changed(
         )
 
 
-def downtime_s(design: Design) -> float:
-    """How long production will be away, from what earlier boots took, else from a rough guess per boot."""
-    took = [record.seconds for record in design.records if isinstance(record, BootEnded) and record.seconds]
-    spec = design.matrix.effective_load()
-    guess = 180.0 + len(design.matrix.concurrency) * (spec.window_s + spec.warmup_s + 10)
-    return len(design.todo()) * (sum(took) / len(took) if took else guess)
+def expected(design: Design) -> Forecast:
+    """How long the boots to come will take, from what earlier ones on this box took, else by a rough guess."""
+    box, matrix = design.box, design.matrix
+    history = history_of(design.records, design.folder.name) or newest_history(
+        design.folder.parent, box.name, besides=design.folder
+    )
+    return forecast(
+        design.todo(),
+        history,
+        matrix.effective_load(),
+        len(matrix.concurrency),
+        time_scale=box.time_scale,
+        headroom=matrix.headroom,
+    )
 
 
 def announcement(design: Design, site: Site) -> str:
@@ -302,7 +311,7 @@ def announcement(design: Design, site: Site) -> str:
     state = "running" if site.production.active else "not running"
     running = running_requests(site)
     launch = next(iter(site.launches.values()))
-    boots, away = len(design.todo()), hours(downtime_s(design))
+    boots, away = len(design.todo()), hours(expected(design).seconds)
     lines = [
         f"{site.unit.name} on {design.box.name} is {state}"
         + (f", {running:g} requests are in it now" if running else "")
@@ -326,41 +335,3 @@ def running_requests(site: Site) -> float | None:
         return scrape.fetch(f"http://{host}:{port}", timeout_s=5).busy
     except ColdbootError:
         return None
-
-
-def dry_run(options: Options) -> str:
-    """The plan with its commands, from a look at the box that changes nothing."""
-    design = prepare(options)
-    transport = connect(design.box)
-    try:
-        site = survey(design, transport)
-        return _dry_text(design, site)
-    finally:
-        transport.close()
-
-
-def _dry_text(design: Design, site: Site) -> str:
-    lines = [
-        f"experiment {design.matrix.experiment} on box {design.box.name} ({site.transport.name})"
-        + (", REHEARSAL" if site.rehearsal else ""),
-        (
-            f"{len(design.todo())} boots left of {len(design.plan.boots_planned)}, seed {design.plan.seed}, "
-            f"about {hours(downtime_s(design))}"
-        ),
-        "",
-        "boots, in order:",
-    ]
-    block = 0
-    for boot in design.todo():
-        if boot.block != block:
-            block = boot.block
-            lines.append(f"  block {block}")
-        lines.append(f"    {boot.boot}")
-    for name, launch in site.launches.items():
-        lines += [
-            "",
-            f"{name}: {site.changes[name]} settings differ from production",
-            f"  {' '.join(redact_argv(launch.argv))}",
-        ]
-        lines += [f"  {action.text}" for action in site.service.boot_actions(launch)]
-    return "\n".join(lines)

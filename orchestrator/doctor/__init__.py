@@ -63,7 +63,7 @@ class _Examination:
         self.matrix = matrix
         self.box = box
         self.transport = transport
-        state = experiment_folder(options.out, matrix).absolute() / "box"
+        state = experiment_folder(options.out, matrix).resolve() / "box"
         self.service: Service = make_service(transport, box, state)
         self.findings: list[Finding] = []
         self.not_asked: dict[str, str] = {}
