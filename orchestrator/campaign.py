@@ -64,7 +64,7 @@ from orchestrator.survey import (
     survey,
 )
 
-DISTURBED_IN_A_ROW = 4
+DISTURBED_IN_A_ROW = 3
 
 NextBoots = Callable[[Iterable[AnyRecord], Plan, int | None], tuple[str, ...]]
 AtEnd = Callable[[Design, Ending], None]
