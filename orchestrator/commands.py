@@ -22,7 +22,7 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import campaign, doctor, journal, on_end, report, survey, verdict
+from orchestrator import campaign, doctor, journal, on_end, outlook, report, survey, verdict
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import next_steps, program
@@ -30,10 +30,10 @@ from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, Usag
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
 from orchestrator.live import make_listener
-from orchestrator.matrix import duration, find_experiment, parse_boots
+from orchestrator.matrix import duration, find_experiment, load_matrix, parse_boots
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
 from orchestrator.progress import Listener, PlainListener
-from orchestrator.records import CACHE_STATES, Series, Verdicts
+from orchestrator.records import CACHE_STATES, CacheState, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
@@ -107,9 +107,20 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
+def _cache_states(text: str | None) -> tuple[CacheState, ...]:
+    states = _names(text)
+    if any(state not in CACHE_STATES for state in states):
+        raise UsageError(f"--cache: {text!r}; accepted: {', '.join(CACHE_STATES)}")
+    return states  # type: ignore[return-value]
+
+
 def _series(folder: Path) -> Series:
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
     return verdict.series_from_records(read(folder), plan=plan)
+
+
+def _judged(folder: Path) -> Verdicts | None:
+    return verdict.judge(_series(folder)) if (folder / RECORDS).exists() else None
 
 
 def _experiment(folder: Path) -> side_by_side.Experiment:
@@ -191,9 +202,6 @@ def matrix(
     json_lines: bool = False,
 ) -> int:
     """Boot every variant cold, N times, and measure: plan, boots, ledger."""
-    states = _names(cache)
-    if any(state not in CACHE_STATES for state in states):
-        raise UsageError(f"--cache: {cache!r}; accepted: {', '.join(CACHE_STATES)}")
     options = survey.Options(
         matrix=Path(matrix),
         out=Path(out),
@@ -201,7 +209,7 @@ def matrix(
         plan=_plan_name(plan),
         box=box,
         only=_names(only),
-        cache=states,  # type: ignore[arg-type]
+        cache=_cache_states(cache),
         seed=_number("seed", seed),
         experiment=experiment,
         budget_s=_seconds("budget", budget),
@@ -210,7 +218,7 @@ def matrix(
         new=new,
     )
     if dry_run:
-        print(survey.dry_run(options))
+        print(outlook.show(options, _judged))
         return OK
     with make_listener(quiet=quiet, json_lines=json_lines) as listener:
         ended = campaign.run(options, listener, verdict.next_boots, _on_end(listener))
@@ -305,16 +313,23 @@ def judge(_context: Context, series: str | None = None, json: bool = False) -> i
         "json": "the answer as JSON",
         "invocation": "answer this start, by its InvocationID",
         "all": "answer every start, as a list",
+        "matrix": "use the rules of this matrix.yaml, too",
     }
 )
 @command(unexpected=USAGE)
 def classify(
-    _context: Context, journal_: str | None = None, json: bool = False, invocation: str | None = None, all: bool = False
+    _context: Context,
+    journal_: str | None = None,
+    json: bool = False,
+    invocation: str | None = None,
+    all: bool = False,
+    matrix: str | None = None,
 ) -> int:
     """What ended (or did not end) this start: outcome, phase, cause, evidence."""
     if journal_ is None:
         raise UsageError("classify needs --journal FILE")
-    said = journal.main_answer(journal_, invocation=invocation, every=all)
+    rules = journal.DEFAULT if matrix is None else journal.DEFAULT.extended(load_matrix(Path(matrix)).rules)
+    said = journal.main_answer(journal_, invocation=invocation, every=all, rules=rules)
     if json:
         sys.stdout.buffer.write(orjson.dumps(said.value, option=orjson.OPT_APPEND_NEWLINE))
     else:
@@ -406,6 +421,54 @@ def adopt(
     return OK
 
 
+@task(
+    help={
+        "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
+        "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
+        "box": "a box of matrix.yaml",
+        "only": "these variants, separated by commas",
+        "cache": "cold (default), warm or as-is",
+        "budget": "say what this time buys, as 3h",
+        "seed": "of the order of boots and of the prompts",
+        "out": "where experiments are kept",
+        "experiment": "another name than the file's",
+        "new": "as if beginning afresh",
+        "matrix": "another file than matrix.yaml",
+    }
+)
+@command(unexpected=BOX)
+def plan_(
+    _context: Context,
+    boots: str | None = None,
+    plan: str | None = None,
+    box: str | None = None,
+    only: str | None = None,
+    cache: str | None = None,
+    budget: str | None = None,
+    seed: str | None = None,
+    out: str = DEFAULT_OUT,
+    experiment: str | None = None,
+    new: bool = False,
+    matrix: str = DEFAULT_MATRIX,
+) -> int:
+    """The boots in order, the commands of each step, hours by step, and what a budget buys; changes nothing."""
+    options = survey.Options(
+        matrix=Path(matrix),
+        out=Path(out),
+        boots=None if boots is None else parse_boots(boots),
+        plan=_plan_name(plan),
+        box=box,
+        only=_names(only),
+        cache=_cache_states(cache),
+        seed=_number("seed", seed),
+        experiment=experiment,
+        budget_s=_seconds("budget", budget),
+        new=new,
+    )
+    print(outlook.show(options, _judged))
+    return OK
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
@@ -415,3 +478,4 @@ NAMESPACE.add_task(classify)
 NAMESPACE.add_task(restore)
 NAMESPACE.add_task(doctor_, name="doctor")
 NAMESPACE.add_task(adopt)
+NAMESPACE.add_task(plan_, name="plan")

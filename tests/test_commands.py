@@ -81,6 +81,8 @@ variants:
         (("report", "--compare", "a,b"), "no experiment"),
         (("adopt", "spec-1", "--print"), "no experiment"),
         (("doctor", "--box", "nowhere"), "nowhere"),
+        (("plan", "--boots", "none"), "--boots"),
+        (("plan", "--only", "spec-9"), "spec-9"),
         (("judge",), "--series"),
         (("judge", "--series", "no-such-file.yaml"), "no-such-file.yaml"),
         (("classify",), "--journal"),

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent / "orchestrator"
 
 SHARED = {"errors", "records", "redact", "failpoints", "orchestrator"}
 DESIGN = {"goals", "matrix", "matrix_keys", "matrix_check", "matrix_grid", "yamlfile"}
+# The keys of `rules:` are the journal's own rules, checked where they are written.
 MACHINE = {"box", "journal", "load", "trial", "rulers", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
 
@@ -23,9 +24,9 @@ ALLOWED = {
     "rehearsal": set(),
     "interrupts": {"errors"},
     "yamlfile": {"errors"},
-    "matrix": SHARED | DESIGN,
+    "matrix": SHARED | DESIGN | {"journal"},
     "matrix_keys": SHARED | DESIGN,
-    "matrix_check": SHARED | DESIGN,
+    "matrix_check": SHARED | DESIGN | {"journal"},
     "matrix_grid": SHARED | DESIGN,
     "matrix_pages": SHARED | DESIGN,
     "plan": SHARED | DESIGN,
@@ -40,7 +41,9 @@ ALLOWED = {
     "scrape": SHARED,
     "watch": SHARED | {"journal"},
     "boot": SHARED | DESIGN | (MACHINE - {"boot"}) | {"ledger"},
-    "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress"},
+    "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "forecast"},
+    "forecast": SHARED | DESIGN | {"plan", "ledger", "stats"},
+    "outlook": SHARED | DESIGN | {"box", "survey", "forecast", "progress"},
     "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey", "custody", "advice", "on_end"},
     "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,

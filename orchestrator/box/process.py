@@ -30,7 +30,7 @@ from orchestrator.box.unit import (
 )
 from orchestrator.errors import BoxError, UsageError
 from orchestrator.matrix import BoxSpec
-from orchestrator.records import JournalEntry, ProductionState
+from orchestrator.records import JournalEntry, ProductionState, StepName
 
 _EXIT = "\x1ecoldboot-exit "
 _KILL_GRACE_S = 5.0
@@ -234,13 +234,15 @@ class ProcessService:
             Action("an empty log", ("cp", "/dev/null", f"{self._dir}/log")),
         )
 
+    def step_actions(self, launch: Launch) -> dict[StepName, tuple[Action, ...]]:
+        """See `Service.step_actions`."""
+        started = Action("in a session of its own, output to its log", _command(_installed(launch, self._base_env)))
+        ended = Action("at the end, to each of its processes", ("kill", "-TERM", "PIDS"))
+        return {"render": self.install_actions(launch), "start": (started,), "stop": (ended,)}
+
     def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
         """See `Service.boot_actions`."""
-        return (
-            *self.install_actions(launch),
-            Action("in a session of its own, output to its log", _command(_installed(launch, self._base_env))),
-            Action("at the end, to each of its processes", ("kill", "-TERM", "PIDS")),
-        )
+        return tuple(action for actions in self.step_actions(launch).values() for action in actions)
 
     def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         """See `Service.install`."""

@@ -36,7 +36,7 @@ from orchestrator.box.unit import (
 from orchestrator.errors import BoxError, CommandFailed, CommandTimeout, RestoreFailed, UsageError
 from orchestrator.journal import entries
 from orchestrator.matrix import BoxSpec
-from orchestrator.records import JournalEntry, ProductionState
+from orchestrator.records import JournalEntry, ProductionState, StepName
 
 DROP_IN = "zz-coldboot.conf"
 _ENV_FILE = "zz-coldboot.env"
@@ -392,6 +392,15 @@ class SystemdService:
             ours,
             self._ctl_action("systemd reads it", "daemon-reload"),
         )
+
+    def step_actions(self, launch: Launch) -> dict[StepName, tuple[Action, ...]]:
+        """See `Service.step_actions`."""
+        return {
+            "clean_slate": (self._stop_action,),
+            "render": self.install_actions(launch),
+            "start": (self._start_action,),
+            "stop": (self._stop_action, *self._kill_actions),
+        }
 
     def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
         """See `Service.boot_actions`."""

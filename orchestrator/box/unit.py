@@ -11,7 +11,7 @@ from orchestrator.box import commands
 from orchestrator.box.engines import Launch
 from orchestrator.box.transports import Stream, Transport
 from orchestrator.errors import BoxError, CommandFailed
-from orchestrator.records import CommandResult, JournalEntry, ProductionState
+from orchestrator.records import CommandResult, JournalEntry, ProductionState, StepName
 from orchestrator.redact import redact_argv, redact_text
 
 COMMAND_S = 30.0
@@ -112,6 +112,9 @@ class Service(Protocol):
 
     def install_actions(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> tuple[Action, ...]:
         """What `install` does."""
+
+    def step_actions(self, launch: Launch) -> dict[StepName, tuple[Action, ...]]:
+        """What each step of a boot does to the box; `clean_slate` only where something still runs."""
 
     def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
         """What one boot does to the box, from install to stop."""

@@ -1,0 +1,142 @@
+"""`invoke plan` and `invoke matrix --dry-run`: the boots in order, the commands of each step, hours, and the budget.
+
+A look at the box that changes nothing, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator import forecast, survey
+from orchestrator.box import caches
+from orchestrator.box.engines import Launch
+from orchestrator.box.transports import connect
+from orchestrator.box.unit import Action
+from orchestrator.forecast import Bought, Forecast
+from orchestrator.progress import hours
+from orchestrator.records import STEPS, Verdicts
+from orchestrator.redact import redact_argv
+from orchestrator.survey import Design, Options, Site
+
+Judge = Callable[[Path], Verdicts | None]
+"""What an experiment's folder says so far; None before its first boot."""
+
+
+def show(options: Options, judge: Judge) -> str:
+    """The plan with its commands and hours, and what `--budget` buys of it."""
+    design = survey.prepare(options)
+    transport = connect(design.box)
+    try:
+        site = survey.survey(design, transport)
+        found = survey.expected(design)
+        parts = [_head(design, site, found), _boots(found), _steps(design, site, found)]
+        if options.budget_s is not None:
+            bought = forecast.buys(found, options.budget_s)
+            parts.append(_budget(design, bought, options.budget_s, judge(design.folder)))
+        return "\n\n".join([*parts, _commands(design, site)])
+    finally:
+        transport.close()
+
+
+def _head(design: Design, site: Site, found: Forecast) -> str:
+    plan, left = design.plan, len(found.boots)
+    lines = [
+        f"experiment {design.matrix.experiment} on box {design.box.name} ({site.transport.name})"
+        + (", REHEARSAL" if site.rehearsal else ""),
+        (
+            f"{left} boots left of {len(plan.boots_planned)}, seed {plan.seed}, about {hours(found.seconds)} "
+            f"({found.source})"
+        ),
+    ]
+    if plan.plan_name != "fixed":
+        lines.append(
+            f"plan {plan.plan_name}: blocks are added while something is worth it, up to {plan.looks.last} boots "
+            "of a variant"
+        )
+    return "\n".join(lines)
+
+
+def _boots(found: Forecast) -> str:
+    if not found.boots:
+        return "nothing is left to boot"
+    lines = ["boots, in order:"]
+    block = 0
+    width = max(len(each.boot.boot) for each in found.boots)
+    for each in found.boots:
+        if each.boot.block != block:
+            block = each.boot.block
+            lines.append(f"  block {block}")
+        lines.append(f"    {each.boot.boot:<{width}}  {hours(each.seconds)}")
+    return "\n".join(lines)
+
+
+def _steps(design: Design, site: Site, found: Forecast) -> str:
+    """Hours by step, over all boots, with what is waited for in each."""
+    waits = _waits(design, site)
+    lines = ["time by step, all boots:"]
+    for name, seconds in found.steps.items():
+        wait = f"   {waits[name]}" if name in waits else ""
+        lines.append(f"  {name.replace('_', ' '):<13}  {hours(seconds):>11}{wait}")
+    return "\n".join([*lines, f"  {'in all':<13}  {hours(found.seconds):>11}"])
+
+
+def _waits(design: Design, site: Site) -> dict[str, str]:
+    matrix, launch = design.matrix, next(iter(site.launches.values()))
+    limits, load = matrix.effective_deadlines(), matrix.effective_load()
+    levels = ", ".join(map(str, matrix.concurrency))
+    shape = f"about {load.input_tokens} tokens in, {load.output_tokens} out"
+    return {
+        "clean_slate": f"no process, GPU memory idle, port {launch.port} free, by {hours(limits.clean_slate_s)}",
+        "ready": f"GET {site.engine.health_path} answers 200, by {hours(limits.ready_s)}",
+        "first_request": f"the first token, by {hours(limits.first_request_s)}",
+        "headroom": f"one prompt that fills a batch, then {max(matrix.concurrency)} at once",
+        "sanity": "three greedy prompts",
+        "trials": f"at {levels}: {load.window_s:g} s each, {shape}",
+        "stop": f"politely when it serves, by {hours(limits.stop_s)}",
+    }
+
+
+def _commands(design: Design, site: Site) -> str:
+    parts = []
+    wanted = {boot.variant for boot in design.todo()}
+    for name, launch in site.launches.items():
+        if name not in wanted:
+            continue
+        lines = [
+            f"{name}: {site.changes[name]} settings differ from production",
+            f"  {' '.join(redact_argv(launch.argv))}",
+        ]
+        for step, actions in _step_actions(design, site, launch):
+            lines.append(f"  {step.replace('_', ' ')}:")
+            lines += [f"    {line}" for action in actions for line in action.text.splitlines()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str, tuple[Action, ...]]]:
+    """What each step does to the box, in the order of a boot."""
+    found = dict(site.service.step_actions(launch))
+    if any(state != "as-is" for state in design.plan.cache):
+        place = caches.cache_place(site.unit, design.box.cache_root)
+        user = None if site.unit.user == site.transport.user else site.unit.user
+        own = Action(f"cache folders of the boot's own below {place}, empty", caches.AS_USER, as_user=user)
+        found["cold"] = (own,)
+        found["stop"] = (*found.get("stop", ()), Action("its cache folders away", caches.AS_USER, as_user=user))
+    return [(step, found[step]) for step in STEPS if step in found]
+
+
+def _budget(design: Design, bought: Bought, budget_s: float, verdicts: Verdicts | None) -> str:
+    every = len(bought.boots) + len(bought.left)
+    lines = [
+        (
+            f"a budget of {hours(budget_s)} buys {len(bought.boots)} of {every} boots "
+            f"({bought.whole_blocks} whole blocks), in about {hours(bought.seconds)}"
+        )
+    ]
+    if bought.left:
+        lines.append(f"  {len(bought.left)} boots are left then; the same command goes on")
+    variants = design.only or design.plan.variants
+    told = forecast.undecided(variants, bought.boots, design.records, verdicts)
+    lines += [f"  still undecided then: {line}" for line in told] or ["  every variant can be decided then"]
+    return "\n".join(lines)

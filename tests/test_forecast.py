@@ -1,0 +1,154 @@
+"""What boots will take from what boots took, and what a budget buys by the campaign's own rule."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from report_samples import sample
+
+from orchestrator import verdict
+from orchestrator.forecast import History, Past, buys, forecast, history_of, newest_history, undecided
+from orchestrator.ledger import to_line
+from orchestrator.matrix import LoadSpec
+from orchestrator.plan import PlannedBoot
+from orchestrator.records import BootEnded, CampaignStarted, StepEnded
+
+ROOT = Path(__file__).parent.parent
+LOAD = LoadSpec(window_s=30.0, warmup_s=5.0)
+
+
+def planned(*variants: str, blocks: int = 1) -> list[PlannedBoot]:
+    pairs = [(block, variant) for block in range(1, blocks + 1) for variant in variants]
+    return [
+        PlannedBoot(boot=f"b{block:02d}-{variant}", variant=variant, cache="cold", block=block, position=place)
+        for place, (block, variant) in enumerate(pairs, start=1)
+    ]
+
+
+def boot_records(variant: str, block: int, outcome: str = "completed", **steps: float):
+    where = {"boot": f"b{block:02d}-{variant}", "variant": variant, "cache": "cold", "block": block, "position": block}
+    ended = BootEnded(**where, boot_outcome=outcome, why="", seconds=sum(steps.values()))
+    return [*(StepEnded(**where, name=name, seconds=s, outcome="ok") for name, s in steps.items()), ended]
+
+
+def begun(**changes) -> CampaignStarted:
+    given = {"experiment": "gwen", "box": "gwen", "rehearsal": False, "seed": 1, "boots_planned": 3}
+    load = {"window_s": 30.0, "warmup_s": 5.0}
+    return CampaignStarted(**(given | {"concurrency": (1, 8), "load": load} | changes))
+
+
+def test_a_boot_takes_what_boots_of_its_variant_took_on_average():
+    records = [
+        begun(),
+        *boot_records("a", 1, ready=90.0, trials=80.0),
+        *boot_records("a", 2, ready=110.0, trials=80.0),
+        *boot_records("b", 1, "crashed", ready=40.0),
+        *boot_records("b", 2, "disturbed", ready=4000.0),
+    ]
+    found = forecast(planned("a", "b"), history_of(records, "gwen"), LOAD, 2)
+    assert [each.seconds for each in found.boots] == [180.0, 40.0]
+    assert found.steps == {"ready": 140.0, "trials": 80.0}
+    assert found.seconds == 220.0
+    assert found.source == "3 boots of gwen"
+
+
+def test_a_variant_that_never_booted_takes_what_all_took():
+    history = history_of([begun(), *boot_records("a", 1, ready=90.0), *boot_records("b", 1, ready=110.0)], "gwen")
+    assert forecast(planned("new"), history, LOAD, 2).seconds == 100.0
+
+
+def test_trials_grow_with_the_load_and_the_rest_does_not():
+    history = History("x", (Past("a", "cold", {"ready": 100.0, "trials": 80.0}),), load_s=2 * 35.0)
+    twice = LOAD.model_copy(update={"window_s": 65.0})
+    assert forecast(planned("a"), history, twice, 2).steps == {"ready": 100.0, "trials": 160.0}
+    assert forecast(planned("a"), history, LOAD, 4).steps["trials"] == 160.0
+
+
+def test_settling_boots_of_one_step_are_summed():
+    records = [begun(), *boot_records("a", 1, ready=10.0)]
+    records.insert(1, records[1].model_copy(update={"seconds": 5.0}))
+    assert history_of(records, "x").boots[0].steps == {"ready": 15.0}
+
+
+def test_without_any_experience_it_is_a_guess_and_says_so():
+    real = forecast(planned("a"), None, LOAD, 4)
+    assert "guess" in real.source
+    assert real.steps["trials"] == 4 * 45.0
+    assert 60 < real.seconds - real.steps["trials"] < 300
+    rehearsed = forecast(planned("a"), None, LoadSpec(window_s=0.65, warmup_s=0.1), 4, time_scale=0.003)
+    assert rehearsed.seconds < 10
+    assert "headroom" not in forecast(planned("a"), None, LOAD, 4, headroom=False).steps
+
+
+def test_the_newest_other_experiment_on_the_same_box_is_the_experience(tmp_path):
+    for name, box, ready in (("old", "gwen", 10.0), ("other", "elsewhere", 20.0), ("mine", "gwen", 30.0)):
+        (tmp_path / name).mkdir()
+        lines = map(to_line, [begun(box=box), *boot_records("a", 1, ready=ready)])
+        (tmp_path / name / "records.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "records.jsonl").write_bytes(b"{}\n{}\n{}\n")
+    found = newest_history(tmp_path, "gwen", besides=tmp_path / "mine")
+    assert (found.source, found.boots[0].steps) == ("1 boots of old", {"ready": 10.0})
+    assert newest_history(tmp_path, "nowhere", besides=tmp_path / "mine") is None
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "boots", "blocks"), [(0, 1, 0), (150, 1, 0), (200, 2, 1), (399, 3, 1), (400, 4, 2), (9999, 4, 2)]
+)
+def test_a_budget_buys_the_boots_that_would_begin_in_it(budget_s, boots, blocks):
+    # 100 s a boot: a boot begins while what is spent and the longest boot so far fit.
+    history = History("x", (Past("a", "cold", {"ready": 100.0}),))
+    found = buys(forecast(planned("a", "b", blocks=2), history, LOAD, 2), budget_s)
+    assert (len(found.boots), found.whole_blocks, found.seconds) == (boots, blocks, 100.0 * boots)
+    assert len(found.boots) + len(found.left) == 4
+
+
+def test_what_would_stay_undecided_is_named_with_its_boots():
+    todo = planned("a", "b", blocks=2)
+    assert undecided(("a", "b", "c"), todo[:3], (), None) == (
+        "a: 2 boots can refute it, 6 are needed to vouch for it",
+        "b: one boot decides nothing",
+        "c: no boot decides nothing",
+    )
+    assert undecided(("a", "b"), planned("a", "b", blocks=6), (), None) == ()
+
+
+def test_what_is_rejected_already_is_decided():
+    whole = sample()
+    told = undecided(("spec-1", "spec-3", "spec-8"), (), whole.records, verdict.judge(whole.series))
+    assert told == ("spec-1: 3 boots can refute it, 6 are needed to vouch for it",)
+
+
+def invoke(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, "-m", "invoke", *words)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_command_prints_boots_commands_hours_and_the_budget_and_changes_nothing(tmp_path):
+    done = invoke("plan", "--boots", "2", "--only", "spec-1,no-spec", "--budget", "15s", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("b01-") == 2
+    assert "time by step" in done.stdout
+    assert "a budget of 15 s buys 2 of 4 boots (1 whole blocks)" in done.stdout
+    assert "still undecided then: spec-1: one boot decides nothing" in done.stdout
+    for step in ("cold:", "render:", "start:", "stop:"):
+        assert f"  {step}\n" in done.stdout
+    assert "--spec-tokens 8" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_and_a_plan_say_the_same(tmp_path):
+    words = ("--boots", "1", "--out", str(tmp_path), "--matrix", str(fixed_port(tmp_path)))
+    plan, dry = invoke("plan", *words), invoke("matrix", "--dry-run", *words)
+    assert (plan.returncode, dry.returncode) == (0, 0), plan.stderr + dry.stderr
+    assert plan.stdout == dry.stdout
+
+
+def fixed_port(folder: Path) -> Path:
+    text = (ROOT / "matrix.yaml").read_text().replace("time_scale:", "isolate_port: 18099\n    time_scale:")
+    path = folder / "m.yaml"
+    path.write_text(text.replace("examples/", f"{ROOT}/examples/"))
+    return path
