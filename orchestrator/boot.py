@@ -114,6 +114,7 @@ class Rig:
     interrupts: Interrupts
     cache_root: str | None = None
     api_key: str | None = None
+    temperature_c: int | None = None
     idle: GpuIdle = field(default_factory=GpuIdle)
     rules: RuleSet = DEFAULT
 
@@ -392,7 +393,16 @@ class _Boot:
         if self.launch.port in facts.listening_ports(self.rig.transport):
             left.append(f"port {self.launch.port} is taken")
         left.extend(self.gpu_leftovers())
+        left.extend(self.too_hot())
         return left
+
+    def too_hot(self) -> list[str]:
+        """GPUs that are hotter than a boot may begin with."""
+        limit = self.rig.temperature_c
+        if limit is None or self.gpus is None:
+            return []
+        heat = [gpu.temperature_c for gpu in self.gpus.gpus]
+        return [f"GPU {n} has {t} °C, limit {limit}" for n, t in enumerate(heat) if t is not None and t > limit]
 
     def gpu_leftovers(self) -> list[str]:
         gpus = self.gpus = facts.gpu_state(self.rig.transport)

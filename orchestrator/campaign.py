@@ -8,10 +8,12 @@ die.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,7 @@ from orchestrator.boot import Rig, cycle
 from orchestrator.box import caches, lock
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
+from orchestrator.brakes import braked, out_of_time, storm
 from orchestrator.custody import API_KEY, Custody, drain, holder, prove_back
 from orchestrator.errors import (
     BOX,
@@ -59,6 +62,7 @@ from orchestrator.survey import (
     Site,
     announcement,
     check_fingerprint,
+    owes_production,
     own_launch,
     prepare,
     survey,
@@ -110,6 +114,8 @@ class _Walk:
     next_boots: NextBoots
     begun: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
+    ends: list[BootEnded] = field(default_factory=list)
+    left_alone: set[str] = field(default_factory=set)
 
     @property
     def site(self) -> Site:
@@ -126,9 +132,13 @@ class _Walk:
             spent = time.monotonic() - self.begun
             if self.budget_s is not None and spent + self.longest_s > self.budget_s:
                 return "budget_spent"
+            if self.out_of_time(spent):
+                return "budget_spent"
             self.custody.sure()
+            self.refuse_full_disks()
             end = self.boot(todo[0])
             reached("between")
+            self.refuse_storm(end)
             disturbed = [*disturbed, end.why] if end.boot_outcome == "disturbed" else []
             if len(disturbed) >= DISTURBED_IN_A_ROW:
                 raise BoxError(
@@ -140,14 +150,60 @@ class _Walk:
 
     def todo(self) -> tuple[PlannedBoot, ...]:
         """What is still wanted; an adaptive plan is asked for its next block when the last one is done."""
-        todo = self.design.todo(self.ledger.outline)
+        todo = self.not_braked(self.design.todo(self.ledger.outline))
         if todo or self.design.plan.plan_name == "fixed":
             return todo
         wanted = self.next_boots(read(self.ledger.folder), self.design.plan, self.affordable())
+        wanted = tuple(name for name in wanted if name not in self.left_alone)
         if wanted:
             self.design = replace(self.design, plan=add_block(self.design.plan, wanted))
             write_plan(self.ledger.folder / PLAN_FILE, self.design.plan)
-        return self.design.todo(self.ledger.outline)
+        return self.not_braked(self.design.todo(self.ledger.outline))
+
+    # --- brakes: see `limits:` ---------------------------------------------------------------------------------------
+
+    def not_braked(self, todo: tuple[PlannedBoot, ...]) -> tuple[PlannedBoot, ...]:
+        """Without the boots of variants that only die."""
+        found = braked(self.ledger.outline, self.design.matrix.limits)
+        for name in sorted(set(found) - self.left_alone):
+            skipped = sum(boot.variant == name for boot in todo)
+            if skipped:
+                self.listener.warn(
+                    f"{name} died or was not ready in {found[name]} boots in a row: its {skipped} boots left are not "
+                    "begun\n        limits.fatal_boots_variant in matrix.yaml says after how many"
+                )
+        self.left_alone = set(found)
+        return tuple(boot for boot in todo if boot.variant not in found)
+
+    def out_of_time(self, spent_s: float) -> bool:
+        """Whether the next boot would end too late; says so."""
+        now = datetime.now().astimezone()
+        why = out_of_time(self.design.matrix.limits, now, spent_s=spent_s, boot_s=self.longest_s)
+        if why is not None:
+            self.listener.warn(why)
+        return why is not None
+
+    def refuse_storm(self, end: BootEnded) -> None:
+        """Ends a session in which one boot after the other dies."""
+        self.ends.append(end)
+        row = storm(self.ends, self.design.matrix.limits)
+        if row is not None:
+            raise BoxError(
+                f"{row} boots in a row died or were not ready, whatever the variant; the last: {end.why}",
+                hint="is production itself well? limits.fatal_boots in matrix.yaml says after how many it ends",
+            )
+
+    def refuse_full_disks(self) -> None:
+        """No boot on a full disk: its death would say nothing about its variant."""
+        wanted = self.design.matrix.limits.free_disk_mib
+        ours = shutil.disk_usage(self.ledger.folder).free // 2**20
+        theirs = caches.free_mib(self.site.transport, self.site.unit, root=self.design.box.cache_root)
+        for where, free in ((f"this machine ({self.ledger.folder})", ours), ("the box, for its caches", theirs)):
+            if free is not None and free < wanted:
+                raise BoxError(
+                    f"{free} MiB are free on {where}, less than limits.free_disk_mib: {wanted}",
+                    hint="make room, or lower the limit; then the same command goes on",
+                )
 
     def affordable(self) -> int | None:
         """Boots that the budget still pays for, by the longest so far; None without a budget, or before a boot."""
@@ -215,6 +271,7 @@ class _Walk:
             interrupts=self.interrupts,
             cache_root=box.cache_root,
             api_key=os.environ.get(API_KEY),
+            temperature_c=matrix.limits.temperature_c,
             rules=DEFAULT.extended(matrix.rules),
         )
 
@@ -234,7 +291,7 @@ def run(options: Options, listener: Listener, next_boots: NextBoots, at_end: AtE
     design = prepare(options)
     for note in design.matrix.notes:
         listener.warn(note)
-    if not design.todo() and not _more(design, next_boots):
+    if not design.todo() and not _more(design, next_boots) and not owes_production(design.records):
         return Ended("was_complete", design.folder)
     with _told(design, at_end) as ended:
         transport = connect(design.box)

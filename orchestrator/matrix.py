@@ -20,7 +20,17 @@ from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.journal.rules import Rule
 from orchestrator.matrix_check import flag_name, rule_of, suggestion
 from orchestrator.matrix_grid import ReadInclude, named, with_grids, with_includes
-from orchestrator.matrix_keys import BOOTS, BoxKeys, Deadlines, FlagValue, LoadSpec, MatrixFile, ObjectiveKeys, duration
+from orchestrator.matrix_keys import (
+    BOOTS,
+    BoxKeys,
+    Deadlines,
+    FlagValue,
+    LimitKeys,
+    LoadSpec,
+    MatrixFile,
+    ObjectiveKeys,
+    duration,
+)
 from orchestrator.records import CacheState, Frozen, Objective
 from orchestrator.yamlfile import Document, Mark, Problem, decode, load_yaml, parse, say_path
 
@@ -28,6 +38,7 @@ __all__ = [
     "BoxSpec",
     "Deadlines",
     "FlagValue",
+    "LimitKeys",
     "LoadSpec",
     "Matrix",
     "UnitCheck",
@@ -111,6 +122,7 @@ class Matrix(Frozen):
     headroom: bool = True
     load: LoadSpec = LoadSpec()
     deadlines: Deadlines = Deadlines()
+    limits: LimitKeys = LimitKeys()
     production: str | None = None
     objective: Objective = Objective()
     constraints: tuple[str, ...] = ()
@@ -439,6 +451,7 @@ def _build(source: _Source) -> Matrix:
         headroom=file.headroom in (True, "on"),
         load=file.load,
         deadlines=file.deadlines,
+        limits=file.limits,
         production=file.production,
         objective=_objective(file.objective),
         constraints=file.constraints,

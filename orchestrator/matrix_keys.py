@@ -117,6 +117,53 @@ class Deadlines(Keys):
     on_end_s: Seconds = key(60.0, "For the command of `on_end:`; then it is killed.", _POSITIVE)
 
 
+_COUNT = "a whole number, 1 to 1000"
+QUIET_PATTERN = r"^([01]?\d|2[0-3]):[0-5]\d-([01]?\d|2[0-3]):[0-5]\d$"
+
+
+class LimitKeys(Keys):
+    """When a campaign ends, or leaves a variant alone, although boots are left. It gives the box back each time."""
+
+    fatal_boots_variant: int = key(
+        10,
+        "A variant that died, or was not ready, in so many boots in a row is not booted any more.",
+        _COUNT,
+        ge=1,
+        le=1000,
+    )
+    fatal_boots: int = key(
+        20,
+        "After so many such boots in a row, whatever the variants, the campaign ends: something is wrong with the box.",
+        _COUNT,
+        ge=1,
+        le=1000,
+    )
+    campaign_s: Seconds | None = key(
+        None, "No boot is begun that would end later than so long after the campaign's start.", _POSITIVE
+    )
+    quiet_hours: str | None = key(
+        None,
+        "Hours, of the clock of the machine where coldboot runs, in which the service is production's: no boot is "
+        "begun that would end in them.",
+        "HH:MM-HH:MM, such as 07:00-22:00",
+        pattern=QUIET_PATTERN,
+    )
+    temperature_c: int | None = key(
+        None,
+        "A boot waits (as for its clean slate) until no GPU is hotter.",
+        "a whole number, 20 to 120",
+        ge=20,
+        le=120,
+    )
+    free_disk_mib: int = key(
+        256,
+        "No boot is begun with less room than this, MiB, where the caches are made, or where the artifacts are kept.",
+        "a whole number, 0 to 100000000",
+        ge=0,
+        le=10**8,
+    )
+
+
 class ObjectiveKeys(Keys):
     """What the winner is best in."""
 
@@ -399,6 +446,7 @@ class MatrixFile(Keys):
         "Which variant is what production runs now. Default: the one whose flags equal production's.",
         "a name under `variants:`",
     )
+    limits: LimitKeys = key(LimitKeys(), "When a campaign ends before its boots are done.", "a mapping")
     on_end: tuple[str, ...] | None = key(
         None,
         "A command of yours that is run on this side when a campaign has ended or failed, without a shell. What "

@@ -12,7 +12,16 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from orchestrator.matrix_keys import BoxKeys, Deadlines, GridKeys, LoadSpec, MatrixFile, ObjectiveKeys, RuleKeys
+from orchestrator.matrix_keys import (
+    BoxKeys,
+    Deadlines,
+    GridKeys,
+    LimitKeys,
+    LoadSpec,
+    MatrixFile,
+    ObjectiveKeys,
+    RuleKeys,
+)
 
 HERE = Path(__file__).resolve().parent
 SCHEMA_FILE = HERE / "matrix.schema.json"
@@ -29,6 +38,11 @@ _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
         "`deadlines:`",
         "How long each step of a boot may take. Stands at the top, and under a box for what differs there.",
         Deadlines,
+    ),
+    (
+        "`limits:`",
+        "When a campaign ends, or leaves a variant alone, although boots are left. They may be changed at any time.",
+        LimitKeys,
     ),
     (
         "`objective:`",
@@ -200,7 +214,7 @@ experiment began with: variants and their flags, `concurrency`, `cache`, `headro
 `objective`, `constraints`, `claims`, the load, the
 deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
 `service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
-`seed` (the plan keeps the one that it began with), `box`, `on_end`, `rules`, comments, order, and how the box is
+`seed` (the plan keeps the one that it began with), `box`, `limits`, `on_end`, `rules`, comments, order, and how the box is
 reached. `--new` starts afresh.
 
 ## Where results go

@@ -247,6 +247,11 @@ def _production(records: tuple[AnyRecord, ...], service: Service) -> ProductionS
     return now.model_copy(update={"active": now.active or (before is not None and before.active)})
 
 
+def owes_production(records: tuple[AnyRecord, ...]) -> bool:
+    """Whether a campaign of this experiment has not given the box back: it was killed, or could not."""
+    return _production_before(records) is not None
+
+
 def _production_before(records: tuple[AnyRecord, ...]) -> ProductionState | None:
     """What an interrupted campaign found before its first change; None when the last one restored it."""
     found: ProductionState | None = None

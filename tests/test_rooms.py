@@ -44,7 +44,11 @@ ALLOWED = {
     "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "forecast"},
     "forecast": SHARED | DESIGN | {"plan", "ledger", "stats"},
     "outlook": SHARED | DESIGN | {"box", "survey", "forecast", "progress"},
-    "campaign": SHARED | DESIGN | MACHINE | {"plan", "ledger", "progress", "survey", "custody", "advice", "on_end"},
+    "campaign": SHARED
+    | DESIGN
+    | MACHINE
+    | {"plan", "ledger", "progress", "survey", "custody", "brakes", "advice", "on_end"},
+    "brakes": SHARED | DESIGN,
     "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
     "adopt": SHARED | DESIGN | {"box"},

@@ -85,6 +85,7 @@ boxes:
             headroom_tokens: 4, request_timeout_s: 5}}
     deadlines: {{clean_slate_s: 15, ready_s: 20, first_request_s: 10, headroom_s: 10, sanity_s: 10, trial_s: 15,
                  stop_s: 5}}
+limits: {{free_disk_mib: 1}}
 concurrency: [1, 2]
 variants:
   spec-1: {{}}
@@ -250,7 +251,8 @@ class World:
     def left(self) -> list[str]:
         """What of us is on the box: files below /run, timers, cold caches, processes of the tool."""
         script = (
-            "find /run -name '*coldboot*' ! -path '/run/systemd/units/*' 2>/dev/null; systemctl list-timers --all --no-legend '*coldboot*';"
+            "find /run -name '*coldboot*' ! -path '/run/systemd/units/*' 2>/dev/null;"
+            " systemctl list-timers --all --no-legend '*coldboot*';"
             f" find {CACHES} -mindepth 2 2>/dev/null"
         )
         files = [line for line in self.box.sh(("sh", "-c", script), check=False).stdout.splitlines() if line]
