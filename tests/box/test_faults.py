@@ -17,14 +17,11 @@ from orchestrator.box.sshconfig import hop
 from orchestrator.matrix import load_matrix
 
 QUICK = {
-    ("kill -9", "render"),
     ("kill -9, dead man", "clean_slate"),
     ("kill -9, torn ledger", "trials"),
     ("ssh lost for 1 s", "trials"),
-    ("ssh gone for good", "ready"),
     ("power cut of the box", "first_request"),
     ("our disk is full", "sanity"),
-    ("the box's disk is full", "cold"),
     ("stopped by somebody", "headroom"),
     ("SIGSTOP of the engine", "first_request"),
 }
