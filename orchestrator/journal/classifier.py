@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, NamedTuple
 from orchestrator.journal import lines
 from orchestrator.journal.chains import Chain
 from orchestrator.journal.entries import TOO_LONG, Moment, moment_us, read
-from orchestrator.journal.reading import Fit, Meaning, Reader, Step
+from orchestrator.journal.reading import Fit, Meaning, Reader, Step, shape_of
 from orchestrator.journal.rules import NO_REASON, Rule, RuleSet, load_rules
 from orchestrator.journal.start import Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
@@ -33,6 +33,8 @@ _CGROUP = re.compile(r"task_memcg=(?P<group>[^,]+)")
 _MOST_UNITS = 64
 _MOST_KERNEL_EVENTS = 50
 _MOST_CHAINS = 512
+_MOST_SHAPES = 8192
+_LONGEST_LINE = 2048
 
 
 def _own(name: str, kind: Literal["benign", "stop"], cause: str = "benign_other") -> Rule:
@@ -80,6 +82,8 @@ class Classifier:
         self._ended: deque[tuple[tuple[str, ...], Answer]] = deque(maxlen=_MOST_CHAINS)
         self._chain = Chain(rules.causes, Start(unit=unit))
         self._past: dict[str, None] = {}
+        self._shapes: dict[bytes, Meaning] = {}
+        self._shapes_of: str | None = ""
         self._others: dict[str, Classifier] = {}
         self._reader = Reader(rules)
         self._handlers: dict[str, Callable[[Start, Where, lines.Line, Fit], None]] = {
@@ -127,7 +131,31 @@ class Classifier:
         start.is_ready(at_us)
         start.ok_requests += event == "served"
 
-    def take_early(self, invocation: str | None, message: str, index: int, moment: Moment) -> bool:
+    def take_line(self, line: bytes) -> bool:
+        """Take a line of JSON of the start that is followed now, when lines of its shape are known; else False."""
+        start = self._chain.current
+        if start.invocation != self._shapes_of or start.restarted:
+            return False
+        meaning = self._shapes.get(shape_of(line))
+        if meaning is None:
+            return False
+        if meaning is not Meaning.DULL:
+            if meaning is Meaning.PROGRESS:
+                if b": 0.0 tokens/s" in line:
+                    return False
+                start.progressed()
+            elif b'\\" 200 OK"' not in line:
+                return False
+            else:
+                start.answered(200, generates=meaning is Meaning.GENERATED)
+        self.seen += 1
+        self.own_entries += 1
+        start.seq += 1
+        return True
+
+    def take_early(
+        self, invocation: str | None, message: str, index: int, moment: Moment, line: bytes | None = None
+    ) -> bool:
         """Take a program's message of the start that is followed now, or of one long past; False: feed its entry.
 
         So most entries of a file need never be made.
@@ -143,7 +171,12 @@ class Classifier:
             return False
         self.seen += 1
         self.own_entries += 1
-        self._read(start, "program", message, index, moment)
+        meaning = self._read(start, "program", message, index, moment)
+        if meaning is not None and line is not None and len(line) <= _LONGEST_LINE:
+            if invocation != self._shapes_of or len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+                self._shapes_of = invocation
+            self._shapes[shape_of(line)] = meaning
         return True
 
     def _filtered(self) -> bool:
@@ -193,22 +226,26 @@ class Classifier:
 
     # --- one message ---------------------------------------------------------------------------------------------
 
-    def _read(self, start: Start, kind: str, message: str, index: int, moment: Moment) -> None:
-        """Take what a message says."""
+    def _read(self, start: Start, kind: str, message: str, index: int, moment: Moment) -> Meaning | None:
+        """Take what a message says; its meaning, when its shape says all."""
         reader = self._reader
-        if kind == "program":
-            meaning = reader.meaning(message)
-            if meaning is not None and self._repeats(start, meaning, message):
-                start.seq += 1
-                return
-        reading = reader.read(kind, message)
-        where = Where(index, moment_us(moment))
-        start.clock.begin(where.at_us)
+        reading = reader.known(kind, message)
+        if reading is None:
+            if kind == "program":
+                meaning = reader.meaning(message)
+                if meaning is not None and self._repeats(start, meaning, message):
+                    start.seq += 1
+                    return meaning
+            reading = reader.read(kind, message)
         before = start.seq
-        for step in reading.steps:
-            start.seq = before + step.at
-            self._step(start, where, step)
+        if reading.steps:
+            where = Where(index, moment_us(moment))
+            start.clock.begin(where.at_us)
+            for step in reading.steps:
+                start.seq = before + step.at
+                self._step(start, where, step)
         start.seq = before + reading.lines
+        return None
 
     def _repeats(self, start: Start, meaning: Meaning, message: str) -> bool:
         """Take a message whose shape says all; False when its numbers matter after all."""
@@ -226,25 +263,25 @@ class Classifier:
 
     def _step(self, start: Start, where: Where, step: Step) -> None:
         """Take one line."""
-        line = step.line
-        if step.access is not None:
-            start.answered(step.access.status, generates=step.access.generates)
-            if step.access.generates and 400 <= step.access.status < 500:
+        _, line, fits, access, stats, error, serves, traceback = step
+        if access is not None:
+            start.answered(access.status, generates=access.generates)
+            if access.generates and 400 <= access.status < 500:
                 self._on_verdict(start, where, line, Fit(_REFUSED, {}, line.body))
             return
         if line.pid is not None:
             start.pids.add(line.pid)
-        if step.serves:
+        if serves:
             start.serving = True
-        if step.traceback:
+        if traceback:
             start.traceback(line.proc)
-        if step.stats is not None:
-            start.stats(start.hit(_NO_PROGRESS, where, line), *step.stats)
+        if stats is not None:
+            start.stats(start.hit(_NO_PROGRESS, where, line), *stats)
             return
-        for fit in step.fits:
+        for fit in fits:
             self._told += fit.rule.source != "box.toml"
             self._handlers.get(fit.rule.kind, self._on_verdict)(start, where, line, fit)
-        if step.error and start.stop is None:
+        if error and start.is_news(line.body):
             start.error(start.hit(_ERROR_LINE, where, line))
 
     # --- what rules do -------------------------------------------------------------------------------------------

@@ -182,8 +182,13 @@ def moment_us(moment: Moment) -> int | None:
 class Taker(Protocol):
     """Someone who may take a program's message before an entry is made of it."""
 
-    def take_early(self, invocation: str | None, message: str, index: int, moment: Moment) -> bool:
-        """Whether the message has been taken and needs no entry."""
+    def take_line(self, line: bytes) -> bool:
+        """Whether a line of `journalctl -o json` has been taken by its shape alone and needs no parsing."""
+
+    def take_early(
+        self, invocation: str | None, message: str, index: int, moment: Moment, line: bytes | None = None
+    ) -> bool:
+        """Whether the message (of this line of JSON) has been taken and needs no entry."""
 
 
 def read(file: BinaryIO, taker: Taker | None = None) -> Iterator[JournalEntry]:
@@ -219,6 +224,9 @@ def _json_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[Jour
     index = -1
     loads = orjson.loads
     for line in source:
+        if taker is not None and taker.take_line(line):
+            index += 1
+            continue
         try:
             fields = loads(line)
         except orjson.JSONDecodeError:
@@ -238,7 +246,7 @@ def _json_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[Jour
                 and message.__class__ is str
                 and get("_TRANSPORT") == "stdout"
                 and "_SYSTEMD_USER_UNIT" not in fields
-                and taker.take_early(invocation, message, index, get("__REALTIME_TIMESTAMP"))
+                and taker.take_early(invocation, message, index, get("__REALTIME_TIMESTAMP"), line)
             ):
                 continue
         yield from_fields(fields, index)

@@ -32,6 +32,7 @@ _MOST_SHAPES = 1 << 16
 _MOST_READ = 1 << 23  # characters
 _OVERHEAD = 512
 _LONGEST = 2048
+_CURSOR = b'"__CURSOR":"'
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 
 
@@ -105,18 +106,20 @@ class Reader:
         """What a program's message of this shape is known to mean."""
         return self._shapes.get(message.encode("utf-8", "replace").translate(_DIGITS))
 
+    def known(self, transport: str, message: str) -> Reading | None:
+        """What a message says, if it was read before."""
+        return self._readings[transport].get(message)
+
     def read(self, transport: str, message: str) -> Reading:
-        """What a message says."""
-        known = self._readings[transport]
-        reading = known.get(message)
-        if reading is None:
-            reading = self._fresh(transport, message)
+        """What a message says, read for the first time."""
+        reading = self._fresh(transport, message)
+        if reading.steps or transport != "program" or len(message) > _LONGEST:
             self._read += len(message) + _OVERHEAD
             if self._read > _MOST_READ:
                 for table in self._readings.values():
                     table.clear()
                 self._read = len(message) + _OVERHEAD
-            known[message] = reading
+            self._readings[transport][message] = reading
         return reading
 
     def _fresh(self, transport: str, message: str) -> Reading:
@@ -209,6 +212,14 @@ class Reader:
                 return (fit,)
             (milestones if milestone else verdicts).append(fit)
         return (*milestones, *verdicts)
+
+
+def shape_of(line: bytes) -> bytes:
+    """The shape of a line of `journalctl -o json`: every digit as 0, and without the cursor, which is hexadecimal."""
+    begin = line.find(_CURSOR)
+    if begin >= 0:
+        line = line[:begin] + line[line.find(b'"', begin + len(_CURSOR)) :]
+    return line.translate(_DIGITS)
 
 
 def _joins(rule: Rule, verdicts: list[Fit]) -> bool:

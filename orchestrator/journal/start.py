@@ -14,6 +14,7 @@ from orchestrator.records import Evidence
 _TEXT = 500
 _KEPT_HITS = 200
 _KEPT_TRACES = 256
+_KEPT_TEXTS = 512
 
 
 class Where(Protocol):
@@ -102,6 +103,7 @@ class Start:
     first_errors: list[Hit] = field(default_factory=list)
     last_errors: deque[Hit] = field(default_factory=lambda: deque(maxlen=5))
     _seen: set[tuple[str, bool, int]] = field(default_factory=set)
+    _texts: set[str] = field(default_factory=set)
     _settled: set[tuple[str, bool, int]] = field(default_factory=set)
 
     # --- what the lines say ------------------------------------------------------------------------------------
@@ -129,6 +131,15 @@ class Start:
     def stopping(self) -> bool:
         """A stop was requested before anything alarming: all that follows is shutdown noise."""
         return self.stop is not None
+
+    def is_news(self, text: str) -> bool:
+        """Whether an error line that no rule names is the first of its text, and not shutdown noise."""
+        if text in self._texts or self.stop is not None:
+            return False
+        if len(self._texts) >= _KEPT_TEXTS:
+            self._texts.clear()
+        self._texts.add(text)
+        return True
 
     def error(self, hit: Hit) -> None:
         """An error line that no rule names: the first five and the last five are shown when nothing names a root."""
