@@ -22,7 +22,7 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import campaign, doctor, journal, on_end, outlook, report, survey, verdict
+from orchestrator import campaign, doctor, journal, on_end, outlook, report, sketch, survey, verdict
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import next_steps, program
@@ -469,6 +469,50 @@ def plan_(
     return OK
 
 
+@task(
+    help={
+        "box-host": "read the unit of this box: an alias of the ssh config (default: this machine)",
+        "unit": "the installed unit",
+        "user": "it is a unit of the login's own manager",
+        "unit-file": "read a unit file on this side instead",
+        "ssh-config": "another ssh config file than ~/.ssh/config",
+        "experiment": "its name (default: the unit's)",
+        "matrix": "the file to write",
+        "force": "replace a file that is there",
+    }
+)
+@command(unexpected=BOX)
+def init(
+    _context: Context,
+    box_host: str | None = None,
+    unit: str | None = None,
+    user: bool = False,
+    unit_file: str | None = None,
+    ssh_config: str | None = None,
+    experiment: str | None = None,
+    matrix: str = DEFAULT_MATRIX,
+    force: bool = False,
+) -> int:
+    """A first matrix.yaml from a running box's unit, or from a unit file."""
+    path = Path(matrix)
+    if (unit is None) == (unit_file is None):
+        raise UsageError(
+            "init reads one unit",
+            hint=f"`{program()} init --box-host ALIAS --unit vllm.service`, or `--unit-file FILE`",
+        )
+    if unit_file is not None:
+        source = sketch.from_file(Path(unit_file), path)
+    else:
+        assert unit is not None
+        source = sketch.from_box(unit, host=box_host, ssh_config=ssh_config, user=user)
+    text = sketch.matrix_text(source, experiment=experiment, schema=(path.parent / sketch.SCHEMA).exists())
+    made = sketch.write(path, text, force=force)
+    file = "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}"
+    print(f"{path}: {len(made.variants)} variants on box {made.box}, from {source.unit}")
+    print(f"next: {program()} doctor{file}, then {program()} plan{file}")
+    return OK
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
@@ -479,3 +523,4 @@ NAMESPACE.add_task(restore)
 NAMESPACE.add_task(doctor_, name="doctor")
 NAMESPACE.add_task(adopt)
 NAMESPACE.add_task(plan_, name="plan")
+NAMESPACE.add_task(init)

@@ -12,7 +12,20 @@ ROOT = Path(__file__).parent.parent / "orchestrator"
 SHARED = {"errors", "records", "redact", "failpoints", "orchestrator"}
 DESIGN = {"goals", "matrix", "matrix_keys", "matrix_check", "matrix_grid", "yamlfile"}
 # The keys of `rules:` are the journal's own rules, checked where they are written.
-MACHINE = {"box", "journal", "load", "trial", "rulers", "client", "prompts", "scrape", "watch", "interrupts", "boot"}
+MACHINE = {
+    "box",
+    "journal",
+    "load",
+    "trial",
+    "rulers",
+    "client",
+    "prompts",
+    "scrape",
+    "watch",
+    "interrupts",
+    "hangs",
+    "boot",
+}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
 
 ALLOWED = {
@@ -20,6 +33,7 @@ ALLOWED = {
     "records": set(),
     "redact": set(),
     "failpoints": set(),
+    "hangs": {"records"},
     "stats": set(),
     "rehearsal": set(),
     "interrupts": {"errors"},
@@ -43,6 +57,7 @@ ALLOWED = {
     "boot": SHARED | DESIGN | (MACHINE - {"boot"}) | {"ledger"},
     "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "forecast"},
     "forecast": SHARED | DESIGN | {"plan", "ledger", "stats"},
+    "sketch": SHARED | DESIGN | {"box"},
     "outlook": SHARED | DESIGN | {"box", "survey", "forecast", "progress"},
     "campaign": SHARED
     | DESIGN
@@ -59,6 +74,9 @@ ALLOWED = {
     "closing": SHARED,
     "goals": SHARED,
     "verdict": SHARED | {"goals", "stats", "matrix", "plan"},
+    "simulate": SHARED | {"matrix", "plan", "verdict"},
+    "twins": SHARED | DESIGN,
+    "noise": SHARED | {"plan", "stats", "verdict"},
     "series": SHARED | {"yamlfile", "foreign"},
     "foreign": SHARED,
     "gate": SHARED | {"stats", "verdict", "series"},

@@ -228,3 +228,39 @@ def test_a_volatile_journal_is_noted(sick):
     found = sick.finding("journald")
     assert found.level == ("ok" if here else "warn")
     assert "10000 entries in 30s" in found.said
+
+
+def test_init_writes_a_matrix_of_the_running_box_that_doctor_finds_in_order(sick, tmp_path):
+    path = tmp_path / "fresh.yaml"
+    words = ("--box-host", sick.box.alias, "--unit", "vllm-qwen", "--ssh-config", str(sick.box.ssh_config))
+    argv = (sys.executable, "-m", "invoke", "init", *words, "--matrix", str(path))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    matrix = load_matrix(path)
+    assert (matrix.box, matrix.target.unit, matrix.target.port) == ("gwen", UNIT, PORT)
+    assert [variant.name for variant in matrix.variants] == ["no-spec", "spec-1", "spec-2"]
+    found = doctor.examine(Options(matrix=path, out=tmp_path / "out"))
+    assert [one for one in found.findings if one.level == "fail"] == []
+    assert next(one for one in found.findings if one.check == "variants").number == 3
+    missing = (*argv[:-1], str(tmp_path / "none.yaml"))
+    gone = subprocess.run(
+        [word.replace("vllm-qwen", "nothing") for word in missing],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert gone.returncode == 3
+    assert "nothing.service" in gone.stderr
+
+
+def test_a_plan_of_the_real_box_prints_the_commands_of_each_step_and_changes_nothing(sick, tmp_path):
+    words = ("plan", "--boots", "2", "--budget", "1h", "--matrix", str(sick.matrix), "--out", str(tmp_path / "out"))
+    argv = (sys.executable, "-m", "invoke", *words)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sudo systemctl start --no-block vllm-qwen.service" in done.stdout
+    assert "sudo tee /run/systemd/system/vllm-qwen.service.d/zz-coldboot.conf" in done.stdout
+    assert "clean slate:" in done.stdout
+    assert serves()
+    assert not (sick.box.root / CAMPAIGN_FILES.lstrip("/")).exists()
