@@ -12,6 +12,7 @@ aborted      we were asked to stop
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from orchestrator.box.transports import Transport
 from orchestrator.box.unit import COMMAND_S
 from orchestrator.errors import BoxError
 from orchestrator.failpoints import reached
+from orchestrator.hangs import ALIVE_S, LATE
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import DEFAULT, Classifier, RuleSet
 from orchestrator.ledger import write_private
@@ -52,7 +54,6 @@ from orchestrator.watch import Watch
 
 HEALTH_EVERY_S = 0.02
 STATE_EVERY_S = 1.0
-GRACE_S = 15.0
 DISTURBED_TRIALS = 3
 SETTLING_BOOTS = 2
 SETTLED = ".coldboot-settled"
@@ -251,6 +252,10 @@ class _Boot:
         """Who is to blame: an engine that somebody stopped, or whose disk was full, says nothing about its variant."""
         if ending.outcome not in ("crashed", "not_ready") or self.watch is None:
             return ending
+        try:
+            self.rig.service.beat()
+        except BoxError as error:
+            return _Ending("disturbed", error.what, died=ending.died)
         cause = self.watch.answer().cause
         if cause in STOPPED:
             return _Ending("disturbed", f"somebody else stopped the unit ({cause})", died=ending.died)
@@ -375,12 +380,12 @@ class _Boot:
             left[:] = self.leftovers()
             return not left
 
-        late = _Ending("disturbed", "no clean slate")
+        late = _Ending(LATE["clean_slate"], "no clean slate")
         try:
             self.wait_for(clean, deadline_s=self.rig.deadlines.clean_slate_s, every_s=0.2, late=late)
         except _Ending as ending:
             if ending is late:
-                raise _Ending("disturbed", f"no clean slate: {'; '.join(left)}") from None
+                raise _Ending(late.outcome, f"no clean slate: {'; '.join(left)}") from None
             raise
         return _Done(facts={} if self.gpus is None else _gpu_facts(self.gpus))
 
@@ -496,7 +501,7 @@ class _Boot:
         host, port = self.rig.transport.reach(self.launch.port)
         base_url = f"http://{host}:{port}"
         with self.engine_time(), httpx.Client(base_url=base_url, timeout=2.0, trust_env=False) as client:
-            late = _Ending("not_ready", f"not ready after {self.rig.deadlines.ready_s:g} s")
+            late = _Ending(LATE["ready"], f"not ready after {self.rig.deadlines.ready_s:g} s")
             self.wait_for(
                 lambda: _healthy(client, self.rig.engine.health_path),
                 deadline_s=self.rig.deadlines.ready_s,
@@ -510,6 +515,8 @@ class _Boot:
         )
         self.identity = self.check_unit()
         self.check_command()
+        if not self.watch.seen:
+            raise _Ending("disturbed", "the journal is silent: not one entry since the start")
         timeline = self.watch.timeline()
         self.proof = self.rig.engine.cache_proof(timeline, self.launch)
         if self.planned.cache == "cold" and self.proof in ("loaded", "mixed"):
@@ -600,15 +607,15 @@ class _Boot:
                 output_tokens=1,
                 n=1,
                 seed=f"{self.planned.boot}/alive/{time.monotonic_ns()}",
-                deadline_s=GRACE_S,
+                deadline_s=ALIVE_S,
                 sampling=None,
                 cancelled=self.cancelled,
             )[0]
             return timing.error is None
 
         self.check_unit()
-        late = _Ending("not_ready", f"the engine answers no request any more ({GRACE_S:g} s after an error)")
-        self.wait_for(serves, deadline_s=GRACE_S, every_s=0.25, late=late)
+        late = _Ending(LATE["first_request"], f"the engine answers no request any more ({ALIVE_S:g} s after an error)")
+        self.wait_for(serves, deadline_s=ALIVE_S, every_s=0.25, late=late)
 
     def sanity(self) -> _Work:
         """Three fixed greedy prompts: what a fast variant says is part of the record."""
@@ -628,16 +635,22 @@ class _Boot:
     def trials(self) -> _Work:
         """Levels ascending; a window that was disturbed is measured again, at most three times."""
         for concurrency in self.rig.concurrency:
-            for attempt in range(1, DISTURBED_TRIALS + 2):
-                trial = self.trial(concurrency, attempt)
-                yield trial
-                self.check()
-                if trial.failed:
-                    with self.engine_time():
-                        self.lives()
-                if trial.valid or trial.failed:
-                    break
+            taken = itertools.count(1)
+            for _ in range(self.rig.load.windows):
+                yield from self.window(concurrency, taken)
         return _Done()
+
+    def window(self, concurrency: int, taken: Iterator[int]) -> Iterator[TrialEnded]:
+        """One window at one level, with its repeats; `taken` numbers all trials of the level."""
+        for _ in range(DISTURBED_TRIALS + 1):
+            trial = self.trial(concurrency, next(taken))
+            yield trial
+            self.check()
+            if trial.failed:
+                with self.engine_time():
+                    self.lives()
+            if trial.valid or trial.failed:
+                break
 
     def trial(self, concurrency: int, attempt: int) -> TrialEnded:
         """One load at one concurrency."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from orchestrator import __version__
 from orchestrator.advice import boot_warning
-from orchestrator.boot import Rig, cycle
+from orchestrator.boot import GpuIdle, Rig, cycle
 from orchestrator.box import caches, lock
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
@@ -115,6 +115,7 @@ class _Walk:
     begun: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
     ends: list[BootEnded] = field(default_factory=list)
+    idle: GpuIdle = field(default_factory=GpuIdle)
     left_alone: set[str] = field(default_factory=set)
 
     @property
@@ -272,6 +273,7 @@ class _Walk:
             cache_root=box.cache_root,
             api_key=os.environ.get(API_KEY),
             temperature_c=matrix.limits.temperature_c,
+            idle=self.idle,
             rules=DEFAULT.extended(matrix.rules),
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rehearsal_engine import QUICK
 
-from orchestrator.boot import Rig, cycle
+from orchestrator.boot import GpuIdle, Rig, cycle
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
@@ -51,7 +51,10 @@ class Bench:
     port: int
     interrupts: Interrupts = field(default_factory=Interrupts)
     deadlines: Deadlines = DEADLINES
+    load: LoadSpec = LOAD
     levels: tuple[int, ...] = (1, 2)
+    idle: GpuIdle = field(default_factory=GpuIdle)
+    temperature_c: int | None = None
     seen: list[AnyRecord] = field(default_factory=list)
 
     def launch(self, tokens: int, **flags: Any) -> Launch:
@@ -69,7 +72,7 @@ class Bench:
             engine=ENGINES["rehearsal"],
             unit=self.service.describe(),
             experiment="test",
-            load=LOAD,
+            load=self.load,
             deadlines=self.deadlines,
             concurrency=self.levels,
             headroom=True,
@@ -77,6 +80,8 @@ class Bench:
             boot_folder=self.boot_folder,
             interrupts=self.interrupts,
             cache_root=str(self.folder / "caches" / "here"),
+            idle=self.idle,
+            temperature_c=self.temperature_c,
         )
         planned = PlannedBoot(boot=name, variant="v", cache="cold", block=1, position=1)
         for record in cycle(planned, launch, rig):

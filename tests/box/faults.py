@@ -358,6 +358,18 @@ def _freeze(world: World) -> None:
         world.box.kill(pid, signal.SIGSTOP)
 
 
+def _to_journald(world: World, how: int) -> None:
+    for pid in world.box.pids("systemd-journald"):
+        world.box.kill(pid, how)
+
+
+def _suspend_us(world: World) -> None:
+    _signal(signal.SIGSTOP)(world)
+    world.production_is_back(60)
+    await_true(lambda: not any("/run/coldboot" in line for line in world.left()), 20, "the dead man's end")
+    _signal(signal.SIGCONT)(world)
+
+
 def _reboot(*, cut: bool) -> Callable[[World], None]:
     return lambda world: world.box.reboot(cut=cut)
 
@@ -394,6 +406,14 @@ FAULTS = (
         _always(0),
         places=RUNS_PRODUCTION + RUNS_ENGINE,
     ),
+    Fault(
+        "journald hangs",
+        lambda world: _to_journald(world, signal.SIGSTOP),
+        _always(3),
+        heal=lambda world: _to_journald(world, signal.SIGCONT),
+        places=("clean_slate", "cold", "render", "start"),
+    ),
+    Fault("coldboot suspended", _suspend_us, _always(0), dead_man_s=3, places=PLACES[:-1]),
     Fault("SIGSTOP of the engine", _freeze, _always(0), places=RUNS_PRODUCTION + RUNS_ENGINE),
 )
 

@@ -1,0 +1,92 @@
+"""What hangs comes to an end, with the outcome that the table says."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from test_boot import DEADLINES, Bench, bench
+
+from orchestrator import boot as boot_room
+from orchestrator.box import facts
+from orchestrator.hangs import HANGS, LATE, page
+from orchestrator.matrix import Deadlines
+from orchestrator.records import STEPS
+
+ROOT = Path(__file__).parent.parent
+__all__ = ["bench"]
+
+# Accepts, reads, and says nothing; `healthy` answers /health alone.
+SERVER = """
+import socket, sys, threading
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("here", flush=True)
+kept = []
+def serve(one):
+    said = one.recv(65536)
+    if sys.argv[2] == "healthy" and b"/health" in said:
+        one.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\nconnection: close\\r\\n\\r\\n")
+        one.close()
+    kept.append(one)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+def launch_of(bench: Bench, kind: str):
+    argv = (sys.executable, "-c", SERVER, str(bench.port), kind)
+    return replace(bench.launch(1), argv=argv)
+
+
+def test_a_server_that_never_answers_health_is_not_ready_by_its_deadline(bench):
+    bench.deadlines = DEADLINES.model_copy(update={"ready_s": 1.0})
+    bench.boot(launch_of(bench, "mute"))
+    assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == (LATE["ready"], False, "ready")
+    assert bench.step("ready").seconds < 5
+    assert bench.service.pids() == ()
+
+
+def test_a_server_that_is_healthy_and_never_answers_ends_at_the_first_request(bench, monkeypatch):
+    monkeypatch.setattr(boot_room, "ALIVE_S", 0.5)
+    bench.deadlines = DEADLINES.model_copy(update={"first_request_s": 0.5})
+    bench.boot(launch_of(bench, "healthy"))
+    assert (bench.end.boot_outcome, bench.end.step) == (LATE["first_request"], "first_request")
+    assert bench.end.why == "the engine answers no request any more (0.5 s after an error)"
+    assert bench.service.pids() == ()
+
+
+def test_memory_that_does_not_drain_disturbs_the_boot_and_names_gpu_and_numbers(bench, monkeypatch):
+    bench.deadlines = DEADLINES.model_copy(update={"clean_slate_s": 0.5})
+    gpu = facts.Gpu(0, "GPU-0", 24576, 900, 23676, None, None, None, None, None)
+    monkeypatch.setattr(boot_room.facts, "gpu_state", lambda _transport: facts.GpuState((gpu,), ()))
+    bench.idle = boot_room.GpuIdle((12,))
+    begun = time.monotonic()
+    bench.boot(bench.launch(1))
+    assert bench.steps == ["clean_slate", "stop"]
+    assert bench.end.boot_outcome == LATE["clean_slate"]
+    assert "GPU 0 still has 900 MiB in use, 12 MiB when idle" in bench.end.why
+    assert time.monotonic() - begun < 10
+
+
+def test_a_gpu_that_is_too_hot_is_waited_for_and_named(bench, monkeypatch):
+    bench.deadlines = DEADLINES.model_copy(update={"clean_slate_s": 0.5})
+    gpu = facts.Gpu(0, "GPU-0", 24576, 12, 24564, None, 81, None, None, None)
+    monkeypatch.setattr(boot_room.facts, "gpu_state", lambda _transport: facts.GpuState((gpu,), ()))
+    bench.temperature_c = 80
+    bench.boot(bench.launch(1))
+    assert bench.end.boot_outcome == "disturbed"
+    assert "GPU 0 has 81 °C, limit 80" in bench.end.why
+
+
+def test_every_late_step_is_a_step_with_a_deadline_of_its_own():
+    names = {"trials": "trial_s"}
+    for step in LATE:
+        assert step in STEPS
+        assert names.get(step, f"{step}_s") in Deadlines.model_fields
+
+
+def test_the_page_shows_the_table_as_the_code_has_it():
+    assert page() in (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    assert len(HANGS) == 11
