@@ -1,4 +1,4 @@
-"""A box that is another one than the experiment began with is refused, with what changed; what production was stays known."""
+"""A box that is not what the experiment began with is refused, with what changed; what production was stays known."""
 
 from __future__ import annotations
 
