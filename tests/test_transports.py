@@ -205,6 +205,22 @@ def test_a_stream_dies_when_our_process_is_killed():
 # --- who runs it -----------------------------------------------------------------------------------------------------
 
 
+def test_a_stream_over_a_network_dies_without_heartbeats_although_nobody_closes_it():
+    line = commands.stream_line(("sh", "-c", "echo $$; exec sleep 60"), keep_stdin=False, expires_s=1)
+    with subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as process:
+        process.stdout.readline()
+        pid = int(process.stdout.readline())
+        begun = time.monotonic()
+        while time.monotonic() < begun + 2.5:
+            process.stdin.write(commands.BEAT)
+            process.stdin.flush()
+            assert not gone(pid, within_s=0.3)
+        assert gone(pid, within_s=5)
+        assert process.wait(5) == -9
+
+
 @pytest.mark.parametrize(
     ("login", "is_root", "sudo", "user", "before"),
     [

@@ -3,7 +3,8 @@ r"""How one argv becomes one command line on a box, and what its answer means; t
 Every command runs under a small `sh` of ours. It says its process id first (`\x1ecoldboot:PID`), so that a command
 that does not end by its deadline can be killed with its whole process group without having asked before; everything
 that a chatty login shell prints before that mark is dropped. A long-running command has a second, waiting shell at its
-side: when the standard input ends, because we closed it or because we died, the process group is killed.
+side: when the standard input ends, because we closed it or because we died, the process group is killed. Over a network
+the end may never be told (our machine lost its power): there the waiting shell wants a heartbeat too.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ _PRELUDE = 'export LC_ALL=C.UTF-8 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"; 
 # Not `exec`: the shell stays and turns a death by signal into 128 + signal, which ssh would not tell.
 _RUN = _PRELUDE + '"$@"; exit $?'
 # `read` is the shell's own: no further process waits beside the command.
-_WATCHED = (
+_BESIDE = (
     _PRELUDE
-    + "exec 3<&0; (while read -r line <&3; do :; done; kill -KILL 0) >/dev/null 2>&1 & "
+    + "exec 3<&0; (while {waits}; do :; done; kill -KILL 0) >/dev/null 2>&1 & "
     + '"$@" </dev/null 3<&-; status=$?; kill $! 2>/dev/null; exit $status'
 )
+_WATCHED = _BESIDE.replace("{waits}", "read -r line <&3")
+# dash cannot wait for input with a limit. --foreground: all of it stays in one process group.
+_BEATEN = _BESIDE.replace("{waits}", '[ "$(timeout --foreground LIMIT head -c 1 <&3)" = . ]')
+BEAT_EXPIRES_S = 120
+BEAT = "."
 
 
 def run_line(argv: Sequence[str]) -> tuple[str, ...]:
@@ -44,12 +50,14 @@ def run_line(argv: Sequence[str]) -> tuple[str, ...]:
     return ("sh", "-c", _RUN, "coldboot", *argv)
 
 
-def stream_line(argv: Sequence[str], *, keep_stdin: bool) -> tuple[str, ...]:
+def stream_line(argv: Sequence[str], *, keep_stdin: bool, expires_s: float | None = None) -> tuple[str, ...]:
     """The argv of `sh` that runs a long command, which dies when standard input ends.
 
     With `keep_stdin` the standard input is the command's own, and to end with it is its own business (as `cat` does).
+    With `expires_s` it also dies when no `BEAT` came on its standard input for so long.
     """
-    return ("sh", "-c", _RUN if keep_stdin else _WATCHED, "coldboot", *argv)
+    watched = _WATCHED if expires_s is None else _BEATEN.replace("LIMIT", f"{expires_s:g}")
+    return ("sh", "-c", _RUN if keep_stdin else watched, "coldboot", *argv)
 
 
 def kill_line(pid: int, *, with_sudo: bool) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class SshTransport(commands.Runner):
         self._lost: str | None = None
         self._forwards: dict[int, Forward] = {}
         self._forwards_lock = threading.Lock()
+        self._beaten: set[SshStream] = set()
+        self._beaten_lock = threading.Lock()
         threading.Thread(target=self._keep_alive, name=f"keepalive-{where.alias}", daemon=True).start()
         try:
             who = self.run(("sh", "-c", "id -u; id -un 2>/dev/null || id -u"), timeout_s=BANNER_S).stdout.split()
@@ -64,8 +66,13 @@ class SshTransport(commands.Runner):
     def stream(self, argv: Sequence[str], *, as_user: str | None = None, keep_stdin: bool = False) -> SshStream:
         """Start a long-running command. See `Transport.stream`."""
         full = self.as_user(argv, as_user)
-        channel = self._session(commands.stream_line(full, keep_stdin=keep_stdin), time.monotonic() + CHANNEL_S)
-        return SshStream(self, channel, tuple(argv))
+        line = commands.stream_line(full, keep_stdin=keep_stdin, expires_s=commands.BEAT_EXPIRES_S)
+        channel = self._session(line, time.monotonic() + CHANNEL_S)
+        stream = SshStream(self, channel, tuple(argv))
+        if not keep_stdin:
+            with self._beaten_lock:
+                self._beaten.add(stream)
+        return stream
 
     def reach(self, port: int) -> tuple[str, int]:
         """The address here at which the box's 127.0.0.1:`port` answers; the same at every call."""
@@ -106,6 +113,11 @@ class SshTransport(commands.Runner):
     def release(self) -> None:
         """A session of ours has ended: another may begin."""
         self._sessions.release()
+
+    def forget(self, stream: SshStream) -> None:
+        """A stream was closed: it needs no heartbeat any more."""
+        with self._beaten_lock:
+            self._beaten.discard(stream)
 
     def _execute(self, line: tuple[str, ...], data: bytes | None, timeout_s: float) -> commands.Raw:
         deadline = time.monotonic() + timeout_s
@@ -167,6 +179,15 @@ class SshTransport(commands.Runner):
                 watchdog.cancel()
             if not self._ssh.is_active():
                 return
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._beaten_lock:
+            streams = tuple(self._beaten)
+        for stream in streams:
+            # One that has ended is told of where it is read.
+            with contextlib.suppress(BoxError):
+                stream.send(commands.BEAT)
 
     def _give_up(self) -> None:
         self._lost = f"the connection stalled: no answer for {STALL_S:g} s"
@@ -293,6 +314,7 @@ class SshStream:
         # The end of its input ends the command: see commands.stream_line.
         with contextlib.suppress(*FOREIGN):
             self._channel.close()
+        self._owner.forget(self)
         self._owner.release()
 
     def _drain_stderr(self) -> None:
