@@ -69,6 +69,13 @@ def test_whether_it_runs(text, level, number):
     assert (found.mend is None) is (level == "ok")
 
 
+def test_the_mend_of_a_dead_unit_is_a_command_that_runs_here():
+    found = judge("active", "ActiveState=failed\nResult=signal\n")
+    assert found.mend.startswith("ssh gwen journalctl -u vllm.service -o json | invoke classify --journal -")
+    own = BOX.model_copy(update={"service": "systemd-user", "transport": "local"})
+    assert judge("active", "ActiveState=failed\n", box=own).mend.startswith("journalctl --user -u vllm.service")
+
+
 def test_a_command_that_is_no_engines_is_told_with_the_problem():
     shell = (Problem((), "ExecStart runs a shell (/bin/sh)"),)
     assert judge_exec(Said(0, ""), replace(KNOWN, own=shell)).level == "fail"

@@ -60,6 +60,13 @@ class Known:
         return "systemctl --user" if self.box.service == "systemd-user" else "sudo systemctl"
 
     @property
+    def ask_journal(self) -> str:
+        """What a person types here to learn what ended the unit."""
+        way = f"ssh {self.box.host or self.box.name} " if self.box.transport == "ssh" else ""
+        user = "--user " if self.box.service == "systemd-user" else ""
+        return f"{way}journalctl {user}-u {self.name} -o json | invoke classify --journal -"
+
+    @property
     def port(self) -> int | None:
         """Where production listens."""
         return self.own.port if isinstance(self.own, Launch) else self.box.port
@@ -142,7 +149,7 @@ def judge_active(said: Said, known: Known) -> Finding:
     shown = properties(said.text)
     state, sub = shown.get("ActiveState", "unknown"), shown.get("SubState", "unknown")
     restarts = int(shown.get("NRestarts") or 0)
-    log = f"journalctl -u {known.name} -o json | invoke classify --journal -   # what ended it"
+    log = f"{known.ask_journal}   # what ended it"
     result = f"result {shown.get('Result')}, status {shown.get('ExecMainStatus')}"
     if sub == "auto-restart" or (state == "activating" and restarts):
         said_ = f"in a restart loop: {restarts} restarts, {result}"
@@ -236,8 +243,7 @@ def judge_port(said: Said, known: Known) -> Finding:
             f"the unit is active and nothing listens on {port}: it still boots, or hangs",
             port,
             "port",
-            f"journalctl -u {known.name} -o json | invoke classify --journal -   # on the box; ready by "
-            f"{hours(known.ready_s)} after its start, or never",
+            f"{known.ask_journal}   # ready by {hours(known.ready_s)} after its start, or never",
         )
     if not there:
         return Finding("port", "ok", f"{port} is free, as the unit does not run", port, "port")

@@ -223,7 +223,7 @@ def metrics(transport: Transport, known: Known) -> Finding | None:
             "metrics",
             "fail",
             f"production does not answer: {error.what}",
-            mend=f"journalctl -u {known.name} -o json | invoke classify --journal -   # on the box: is it booting?",
+            mend=f"{known.ask_journal}   # does it still boot, or hang?",
         )
     except BoxError as error:
         return Finding(

@@ -204,6 +204,17 @@ def test_what_a_killed_campaign_left_fails_with_the_command_that_ends_it(sick):
     assert not drop_in.exists()
 
 
+def test_an_engine_that_outlived_its_unit_is_told_by_its_process(sick):
+    sick.box.sh(("systemd-run", "--unit=orphan", "--uid=alex", "--setenv=COLDBOOT_ARGS=--model m", "sleep", "1000"))
+    try:
+        pid = sick.box.sh(("systemctl", "show", "-P", "MainPID", "orphan")).stdout.strip()
+        found = sick.finding("leftovers")
+        assert (found.level, found.number) == ("fail", 1)
+        assert f"process {pid}" in found.said
+    finally:
+        sick.box.sh(("systemctl", "stop", "orphan"))
+
+
 def test_a_campaign_that_runs_is_told_by_its_holder(sick, ssh):
     with lock.hold(ssh, UNIT, "ann@laptop pid 41"):
         found = sick.finding("leftovers")
@@ -264,3 +275,25 @@ def test_a_plan_of_the_real_box_prints_the_commands_of_each_step_and_changes_not
     assert "clean slate:" in done.stdout
     assert serves()
     assert not (sick.box.root / CAMPAIGN_FILES.lstrip("/")).exists()
+
+
+def test_a_unit_of_the_logins_own_manager_needs_lingering_and_no_sudo(sick, ssh):
+    folder = sick.box.root / "home/alex/.config/systemd/user"
+    ssh.run(("mkdir", "-p", "/home/alex/.config/systemd/user"), timeout_s=10)
+    (folder / "own.service").write_text(f"[Service]\nExecStart={sys.executable} -m orchestrator.rehearsal --model m\n")
+    text = MATRIX.replace("service: systemd", "service: systemd-user")
+    values = {"alias": sick.box.alias, "ssh_config": sick.box.ssh_config, "unit": "own.service", "dead_man_s": 60}
+    sick.matrix.write_text(text.format(**values))
+    sick.box.sh(("loginctl", "disable-linger", "alex"), check=False)
+    assert sick.finding("linger").level == "fail"
+    sick.box.sh(("loginctl", "enable-linger", "alex"))
+    try:
+        found = sick.examine()
+        checks = {one.check: one for one in found.findings}
+        assert checks["linger"].level == "ok"
+        assert checks["active"].level == "warn"
+        assert "sudo" not in checks
+        assert checks["active"].mend.startswith("systemctl --user start own.service")
+        assert [one for one in found.findings if one.level == "fail"] == []
+    finally:
+        sick.box.sh(("loginctl", "disable-linger", "alex"))
