@@ -35,7 +35,8 @@ def next_steps(verdicts: Verdicts, folder: Path, options: str = "", *, boots_lef
     if boots_left:
         yield f"{boots_left} boots are left: the same command goes on"
         return
-    boots = [one.boots for one in verdicts.variants if one.verdict in ("WINNER", "CONTENDER", "UNDECIDED")]
+    open_ = ("WINNER", "CONTENDER", "UNDECIDED")
+    boots = [one.boots for one in verdicts.variants if one.verdict in open_ and one.boots > 0]
     if boots and min(boots) < ENOUGH_TO_VOUCH and verdicts.plan == "fixed":
         why = f"{verdicts.winner} is provisional" if verdicts.winner else "nothing is decided"
         yield f"{why}: the same command with --boots {ENOUGH_TO_VOUCH} adds the boots that vouching needs"
