@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from nspawn import Box
+from nspawn import Box, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = "vllm-faults.service"
-PORT = 18941
+PORT = free_port()
 CACHES = "/var/cache/coldboot-faults"
 PLACES = (
     "armed",

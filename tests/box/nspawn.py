@@ -238,7 +238,7 @@ class Box:
         self.name = f"coldboot-{self._session.name.removeprefix('box-').replace('_', '-').lower()}-{os.getpid()}"
         self.root = self._session / "root"
         self.folder = self._session / "ssh"
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._cgroups = _new_cgroups(self.name)
         (self._session / "cgroups").write_text("\n".join(map(str, self._cgroups)))
@@ -460,7 +460,8 @@ def _bound() -> tuple[Path, ...]:
     return tuple(path for path in outside if not any(path != other and path.is_relative_to(other) for other in outside))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has: boxes of several sessions share this machine's loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

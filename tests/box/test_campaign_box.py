@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from nspawn import Box
+from nspawn import Box, free_port
 
 from orchestrator.box.services import make_service
 from orchestrator.box.ssh import SshTransport
@@ -21,7 +21,7 @@ from orchestrator.matrix import load_matrix
 
 ROOT = Path(__file__).parent.parent.parent
 UNIT = "vllm-qwen.service"
-PORT = 18931
+PORT = free_port()
 MODEL = "qwen3-27b"
 
 UNIT_TEXT = f"""[Unit]
