@@ -22,7 +22,20 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import campaign, doctor, journal, on_end, outlook, report, sketch, survey, verdict
+from orchestrator import (
+    campaign,
+    doctor,
+    journal,
+    noise,
+    on_end,
+    outlook,
+    report,
+    simulate,
+    sketch,
+    survey,
+    twins,
+    verdict,
+)
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import next_steps, program
@@ -30,7 +43,7 @@ from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, Usag
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
 from orchestrator.live import make_listener
-from orchestrator.matrix import duration, find_experiment, load_matrix, parse_boots
+from orchestrator.matrix import duration, find_experiment, load_matrix, parse_boots, select
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
 from orchestrator.progress import Listener, PlainListener
 from orchestrator.records import CACHE_STATES, CacheState, Series, Verdicts
@@ -513,6 +526,84 @@ def init(
     return OK
 
 
+@task(
+    help={
+        "plan": "adaptive plans, separated by commas (default: nightly,pull-request)",
+        "trials": "campaigns for each cell of the table (default 1000, several minutes)",
+        "seed": "of the boots (default 1)",
+        "write": "a page to write the table into, as docs/error-rates.md",
+    }
+)
+@command(unexpected=USAGE)
+def simulate_(
+    _context: Context,
+    plan: str = "nightly,pull-request",
+    trials: str | None = None,
+    seed: str | None = None,
+    write: str | None = None,
+) -> int:
+    """Error rates and boots of the plans, by the real planner and verdicts on boots whose truth is known."""
+    chosen = [name for one in _names(plan) if (name := _plan_name(one)) is not None]
+    count, begin = _number("trials", trials), _number("seed", seed)
+    lines = []
+    for line in simulate.table(chosen, simulate.TRIALS if count is None else count, begin or simulate.SEED):
+        print(line, flush=True)
+        lines.append(line)
+    if write is not None:
+        page = Path(write)
+        page.write_text(simulate.rewritten(page.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    return OK
+
+
+@task(
+    help={
+        "variant": "which one is doubled (default: the first of the file)",
+        "boots": "boots of each twin (default 3)",
+        "windows": "windows of each level in one boot (default 2)",
+        "box": "a box of matrix.yaml",
+        "out": "where experiments are kept",
+        "drain": "wait so long for running requests, as 5min",
+        "yes": "the production service may be taken down",
+        "new": "begin afresh beside an earlier one",
+        "matrix": "another file than matrix.yaml",
+    }
+)
+@command(unexpected=BOX)
+def aa(
+    _context: Context,
+    variant: str | None = None,
+    boots: str = "3",
+    windows: str = "2",
+    box: str | None = None,
+    out: str = DEFAULT_OUT,
+    drain: str | None = None,
+    yes: bool = False,
+    new: bool = False,
+    matrix: str = DEFAULT_MATRIX,
+) -> int:
+    """The rig's own noise: one configuration under two names, which nothing should tell apart."""
+    whole = load_matrix(Path(matrix), box=box)
+    chosen = select(whole, box=box)
+    count = _number("windows", windows) or 1
+    text = twins.twin_matrix(chosen, variant or chosen.all_variants[0].name, windows=count)
+    with tempfile.TemporaryDirectory(prefix="coldboot-aa-") as folder, make_listener() as listener:
+        file = Path(folder) / "twins.yaml"
+        file.write_text(text, encoding="utf-8")
+        options = survey.Options(
+            matrix=file,
+            out=Path(out),
+            boots=parse_boots(boots),
+            drain_s=_seconds("drain", drain),
+            yes=yes,
+            new=new,
+        )
+        ended = campaign.run(options, listener, verdict.next_boots)
+    found = noise.measure(read(ended.folder), read_plan(ended.folder / PLAN_FILE))
+    stamp = "REHEARSAL: the noise of the stand-in engine, not of a GPU.\n" if _series(ended.folder).rehearsal else ""
+    print(stamp + noise.report(found))
+    return ended.exit_code
+
+
 NAMESPACE = Collection()
 NAMESPACE.add_task(matrix)
 NAMESPACE.add_task(report_, name="report")
@@ -524,3 +615,5 @@ NAMESPACE.add_task(doctor_, name="doctor")
 NAMESPACE.add_task(adopt)
 NAMESPACE.add_task(plan_, name="plan")
 NAMESPACE.add_task(init)
+NAMESPACE.add_task(simulate_, name="simulate")
+NAMESPACE.add_task(aa)

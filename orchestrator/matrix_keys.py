@@ -93,6 +93,14 @@ class LoadSpec(Keys):
     max_warmup_s: SecondsOrNone = key(
         60.0, "When the window begins at the latest, though the rate may not have settled.", DURATION
     )
+    windows: int = key(
+        1,
+        "How many windows each level has in one boot. They tell noise within boots from noise between them, and count "
+        "as one boot: repeats within a boot are no replication.",
+        "a whole number, 1 to 20",
+        ge=1,
+        le=20,
+    )
     temperature: float = key(0.0, "Sampling temperature of the requests.", "a number, 0 to 2", ge=0, le=2)
     request_timeout_s: Seconds = key(120.0, "How long one request may take before it counts as failed.", _POSITIVE)
     sanity_tokens: int = key(

@@ -165,6 +165,19 @@ def _first(holds: Callable[[int], bool], low: int, high: int, *, start: int, end
     return low - start
 
 
+def refute_chance(n: int, sigma: float, tolerance: float, alpha: float = ALPHA) -> float | None:
+    """Chance that `n` boots with the true sd `sigma` are called not reproducible; None below two boots.
+
+    (n−1)s²/σ² is χ² distributed, and refuted is L > tolerance.
+    """
+    if n < 2:
+        return None
+    if sigma <= 0:
+        return 0.0
+    limit = tolerance / spread_factors(n, alpha, alpha)[0]
+    return float(special.chdtrc(n - 1, (n - 1) * (limit / sigma) ** 2))
+
+
 def hidden_mode_rate(n: int, alpha: float = ALPHA) -> float | None:
     """Share of boots up to which a slow mode is still unseen at 1 − α when all `n` boots agree: 1 − α^(1/n)."""
     return None if n < 1 else 1 - alpha ** (1 / n)

@@ -165,6 +165,17 @@ def test_a_good_boot_takes_its_steps_in_order_and_leaves_nothing(bench):
     assert {"journal.jsonl", "requests-c1.jsonl", "requests-c2.jsonl", "metrics-c1.jsonl"} <= kept
 
 
+def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_their_own(bench):
+    bench.load = LOAD.model_copy(update={"windows": 2})
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+    assert [trial.concurrency for trial in bench.trials if trial.valid] == [1, 1]
+    assert all(trial.deltas.prefix_cache_hits in (None, 0.0) for trial in bench.trials)
+    kept = {path.name for path in bench.boot_folder("b01-v").rglob("*c1*")}
+    assert {name.split(".")[0] for name in kept} == {"c1"}
+    assert any(".r1" in name for name in kept)
+
+
 def test_a_second_boot_is_cold_again_because_its_caches_are_its_own(bench):
     bench.levels = (1,)
     bench.boot(bench.launch(1))

@@ -20,9 +20,10 @@ def next_boots(records: Iterable[AnyRecord], plan: Plan, affordable: int | None 
     A variant is settled when it is rejected, when all its cells are, or when the plan's last look has its boots. One
     fatal cold boot rejects, but it takes two of the same cause to end a variant's boots. A fixed plan wants nothing.
 
-    While the budget is enough for what is open, a block boots all of it, in random order. When it is not, boots go one
-    by one where they decide most: to the variant whose cells need the fewest to reach a bound if their spread stays. A
-    spread that no look would settle comes last, and so does a variant that is rejected and is only to die once more.
+    While the budget is enough for what is open, a block boots all of it, in random order. When it is not, every variant
+    comes to its first look, and then boots go one by one where they decide most: to the variant whose cells need the
+    fewest to reach a bound if their spread stays, of equals to the one with the fewest boots. Last come variants that
+    are dominated as it looks now, spreads that no look would settle, and what is rejected and is only to die once more.
 
     Args:
         records: The ledger's records, once the boots planned so far have ended.
@@ -32,7 +33,8 @@ def next_boots(records: Iterable[AnyRecord], plan: Plan, affordable: int | None 
     if plan.plan_name == "fixed":
         return ()
     series = series_from_records(records, plan=plan, variants=plan.variants)
-    cases = {case.name: case for case in derive(series).cases}
+    derived = derive(series)
+    cases = {case.name: case for case in derived.cases}
     wanted = [cases[name] for name in plan.variants if not _settled(plan, cases[name])]
     needs = [_needed(plan, case) for case in wanted]
     most = [plan.looks.last - min(_planned(plan, case).values()) for case in wanted]
@@ -40,7 +42,15 @@ def next_boots(records: Iterable[AnyRecord], plan: Plan, affordable: int | None 
     whole = sum(min(need, left) for need, left in zip(needs, most, strict=True)) * len(plan.cache)
     if affordable is None or not wanted or whole <= affordable:
         return tuple(case.name for case in wanted)
-    return (wanted[needs.index(min(needs))].name,)
+    unseen = [case for case in wanted if min(_planned(plan, case).values()) < plan.looks.refute[0] and not case.reasons]
+    if unseen:
+        return tuple(case.name for case in unseen)
+    # A place in the queue is no verdict, so this look costs no error rate.
+    queue = [
+        (derived.answer(case) == "DOMINATED", need, min(_planned(plan, case).values()))
+        for case, need in zip(wanted, needs, strict=True)
+    ]
+    return (wanted[queue.index(min(queue))].name,)
 
 
 def _planned(plan: Plan, case: Case) -> dict[str, int]:
