@@ -232,3 +232,54 @@ def test_any_order_of_telling_lines_has_an_answer_and_bounded_evidence(texts):
     assert answer.outcome in ("startup_failure", "fatal", "benign")
     assert (answer.outcome == "benign") == (answer.cause == "healthy" or answer.cause.startswith("benign_"))
     assert all(item.entry < len(texts) for item in answer.evidence)
+
+
+SAID = st.one_of(
+    VOCABULARY,
+    st.sampled_from(
+        [
+            "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 7.0 tokens/s, Running: 8 reqs",
+            "Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 7.1 tokens/s, Running: 8 reqs",
+            "(EngineCore pid=2) INFO 11-30 14:54:09 [x.py:88] Iteration(4711): 8 context requests",
+            "an unremarkable line",
+            "(EngineCore pid=2) ERROR 11-30 14:54:09 [x.py:88] an error that no rule names",
+        ]
+    ),
+)
+
+
+@st.composite
+def journals(draw):
+    """Entries of two units and three starts, by program, manager and kernel, digits changing as they do."""
+    entries = []
+    for message in draw(st.lists(SAID, max_size=30)):
+        number = str(draw(st.integers(0, 9)))
+        unit, start = draw(st.sampled_from(["a.service", "b.service"])), draw(st.sampled_from(["x" * 31, "y" * 31]))
+        fields = {
+            "MESSAGE": message.replace("1", number),
+            "_SYSTEMD_UNIT": unit,
+            "_SYSTEMD_INVOCATION_ID": start + draw(st.sampled_from("12")),
+            "_TRANSPORT": draw(st.sampled_from(["stdout", "stdout", "stdout", "kernel", "syslog"])),
+            "__REALTIME_TIMESTAMP": f"179600000000{number}000",
+            "__CURSOR": f"s=ab;i={number}f",
+        }
+        if draw(st.integers(0, 5)) == 0:
+            word = draw(
+                st.sampled_from(
+                    ["Started a.", "Stopping a...", "a.service: Scheduled restart job, restart counter is at 1."]
+                )
+            )
+            fields |= {"MESSAGE": word, "_TRANSPORT": "journal", "SYSLOG_IDENTIFIER": "systemd", "UNIT": unit}
+        entries.append(fields)
+    return entries
+
+
+@settings(max_examples=150, deadline=None)
+@given(journals())
+def test_lines_taken_unparsed_change_no_answer_about_any_mix_of_units_and_starts(entries):
+    early, whole = Classifier(), Classifier()
+    early.feed_file(io.BytesIO("".join(json.dumps(fields) + "\n" for fields in entries * 2).encode()))
+    for index, fields in enumerate(entries * 2):
+        whole.feed(parse_json_line(json.dumps(fields), index))
+    assert early.all_answers() == whole.all_answers()
+    assert (early.seen, early.own_entries, early.alarm) == (whole.seen, whole.own_entries, whole.alarm)

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from orchestrator.journal import lines
 from orchestrator.journal.chains import Chain
-from orchestrator.journal.entries import TOO_LONG, Moment, moment_us, read
+from orchestrator.journal.entries import TOO_LONG, Moment, Source, moment_us, read
 from orchestrator.journal.reading import Fit, Meaning, Reader, Step, shape_of
 from orchestrator.journal.rules import NO_REASON, Rule, RuleSet, load_rules
 from orchestrator.journal.start import Hit, KernelEvent, Start
@@ -83,7 +83,8 @@ class Classifier:
         self._chain = Chain(rules.causes, Start(unit=unit))
         self._past: dict[str, None] = {}
         self._shapes: dict[bytes, Meaning] = {}
-        self._shapes_of: str | None = ""
+        self._shapes_of: Source | None = None
+        self._shapes_id = self._shapes_unit = b""
         self._others: dict[str, Classifier] = {}
         self._reader = Reader(rules)
         self._handlers: dict[str, Callable[[Start, Where, lines.Line, Fit], None]] = {
@@ -134,10 +135,10 @@ class Classifier:
     def take_line(self, line: bytes) -> bool:
         """Take a line of JSON of the start that is followed now, when lines of its shape are known; else False."""
         start = self._chain.current
-        if start.invocation != self._shapes_of or start.restarted:
+        if start.restarted or self._shapes_of is None or start.invocation != self._shapes_of.invocation:
             return False
         meaning = self._shapes.get(shape_of(line))
-        if meaning is None:
+        if meaning is None or self._shapes_id not in line or self._shapes_unit not in line:
             return False
         if meaning is not Meaning.DULL:
             if meaning is Meaning.PROGRESS:
@@ -154,13 +155,18 @@ class Classifier:
         return True
 
     def take_early(
-        self, invocation: str | None, message: str, index: int, moment: Moment, line: bytes | None = None
+        self, source: Source | None, message: str, index: int, moment: Moment, line: bytes | None = None
     ) -> bool:
         """Take a program's message of the start that is followed now, or of one long past; False: feed its entry.
 
         So most entries of a file need never be made.
         """
         start = self._chain.current
+        invocation = None
+        if source is not None:
+            invocation = source.invocation
+            if source.unit != start.unit:
+                return False
         if invocation != start.invocation:
             previous = self._chain.previous
             if invocation not in self._past or (previous is not None and previous.invocation == invocation):
@@ -172,12 +178,19 @@ class Classifier:
         self.seen += 1
         self.own_entries += 1
         meaning = self._read(start, "program", message, index, moment)
-        if meaning is not None and line is not None and len(line) <= _LONGEST_LINE:
-            if invocation != self._shapes_of or len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
-                self._shapes_of = invocation
-            self._shapes[shape_of(line)] = meaning
+        if meaning is not None and source is not None and line is not None and len(line) <= _LONGEST_LINE:
+            self._learn(source, line, meaning)
         return True
+
+    def _learn(self, source: Source, line: bytes, meaning: Meaning) -> None:
+        """What all lines of JSON of this line's shape mean, as long as they are of this source."""
+        if source != self._shapes_of or len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+            self._shapes_of = source
+            self._shapes_id = f'"{source.invocation}"'.encode()
+            # A name without digits stands in the shape itself.
+            self._shapes_unit = f'"{source.unit}"'.encode() if re.search(r"\d", source.unit) else b""
+        self._shapes[shape_of(line)] = meaning
 
     def _filtered(self) -> bool:
         return self.unit is not None or self.invocation is not None

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import orjson
 
@@ -21,6 +21,11 @@ Form = Literal["json", "export", "short", "plain"]
 
 KEPT = frozenset({"_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS"})
 _MOST_PROGRAMS = 1024
+DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
+# Fields that name another unit or start than the one that an entry comes from.
+_SPEAKS_OF_ANOTHER = frozenset(
+    {"UNIT", "USER_UNIT", "_SYSTEMD_USER_UNIT", "INVOCATION_ID", "USER_INVOCATION_ID", "COREDUMP_UNIT"}
+)
 TOO_LONG = "(message left out by journalctl: give it --all)"
 
 _SHORT = re.compile(
@@ -179,6 +184,13 @@ def moment_us(moment: Moment) -> int | None:
     return _int(moment) if isinstance(moment, str) else moment()
 
 
+class Source(NamedTuple):
+    """Whose program said it: InvocationID and unit."""
+
+    invocation: str
+    unit: str
+
+
 class Taker(Protocol):
     """Someone who may take a program's message before an entry is made of it."""
 
@@ -186,9 +198,9 @@ class Taker(Protocol):
         """Whether a line of `journalctl -o json` has been taken by its shape alone and needs no parsing."""
 
     def take_early(
-        self, invocation: str | None, message: str, index: int, moment: Moment, line: bytes | None = None
+        self, source: Source | None, message: str, index: int, moment: Moment, line: bytes | None = None
     ) -> bool:
-        """Whether the message (of this line of JSON) has been taken and needs no entry."""
+        """Whether the message (of this line of JSON) has been taken and needs no entry. Source None: nobody's own."""
 
 
 def read(file: BinaryIO, taker: Taker | None = None) -> Iterator[JournalEntry]:
@@ -239,14 +251,15 @@ def _json_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[Jour
             continue
         if taker is not None:
             get = fields.get
-            message, invocation = get("MESSAGE"), get("_SYSTEMD_INVOCATION_ID")
+            message, invocation, unit = get("MESSAGE"), get("_SYSTEMD_INVOCATION_ID"), get("_SYSTEMD_UNIT")
             # A line of a system unit's own program, which says all that matters about it.
             if (
                 invocation.__class__ is str
+                and unit.__class__ is str
                 and message.__class__ is str
                 and get("_TRANSPORT") == "stdout"
-                and "_SYSTEMD_USER_UNIT" not in fields
-                and taker.take_early(invocation, message, index, get("__REALTIME_TIMESTAMP"), line)
+                and _SPEAKS_OF_ANOTHER.isdisjoint(fields)
+                and taker.take_early(Source(invocation, unit), message, index, get("__REALTIME_TIMESTAMP"), line)
             ):
                 continue
         yield from_fields(fields, index)
@@ -263,19 +276,20 @@ def _text_entries(source: Iterable[bytes], taker: Taker | None, *, short: bool) 
 
 
 def _short_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[JournalEntry]:
-    programs: set[str] = set()
+    # Time, host and name of lines that were a program's, with every digit as 0: such a head needs no second look.
+    heads: set[bytes] = set()
     for index, line in enumerate(source):
         whole = line.decode("utf-8", "replace").removesuffix("\r")
         head, _, text = whole.partition(": ")
-        name = head.rpartition(" ")[2]
-        if taker is not None and name in programs and taker.take_early(None, text, index, partial(_time_of, whole)):
+        shape = head.encode("utf-8", "replace").translate(DIGITS)
+        if taker is not None and shape in heads and taker.take_early(None, text, index, partial(_time_of, whole)):
             continue
         entry = parse_short_line(whole, index)
         if entry is None:
             yield plain_entry(whole, index)
             continue
-        if entry.transport == "stdout" and entry.message == text and len(programs) < _MOST_PROGRAMS:
-            programs.add(name)
+        if entry.transport == "stdout" and entry.message == text and len(heads) < _MOST_PROGRAMS:
+            heads.add(shape)
         yield entry
 
 

@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from orchestrator.journal import lines
+from orchestrator.journal.entries import DIGITS
 from orchestrator.journal.rules import Rule, RuleSet, words_of
 
 # These tell where the boot is, whatever else their line means: they are looked at first and end no search.
@@ -33,7 +34,6 @@ _MOST_READ = 1 << 23  # characters
 _OVERHEAD = 512
 _LONGEST = 2048
 _CURSOR = b'"__CURSOR":"'
-_DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 
 
 class Meaning(Enum):
@@ -104,7 +104,7 @@ class Reader:
 
     def meaning(self, message: str) -> Meaning | None:
         """What a program's message of this shape is known to mean."""
-        return self._shapes.get(message.encode("utf-8", "replace").translate(_DIGITS))
+        return self._shapes.get(message.encode("utf-8", "replace").translate(DIGITS))
 
     def known(self, transport: str, message: str) -> Reading | None:
         """What a message says, if it was read before."""
@@ -149,7 +149,7 @@ class Reader:
     def _remember(self, message: str, meaning: Meaning) -> None:
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()
-        self._shapes[message.encode("utf-8", "replace").translate(_DIGITS)] = meaning
+        self._shapes[message.encode("utf-8", "replace").translate(DIGITS)] = meaning
 
     def _step(self, transport: str, text: str, at: int) -> Step | None:
         """What one line says; None when it says nothing."""
@@ -219,7 +219,7 @@ def shape_of(line: bytes) -> bytes:
     begin = line.find(_CURSOR)
     if begin >= 0:
         line = line[:begin] + line[line.find(b'"', begin + len(_CURSOR)) :]
-    return line.translate(_DIGITS)
+    return line.translate(DIGITS)
 
 
 def _joins(rule: Rule, verdicts: list[Fit]) -> bool:
