@@ -242,10 +242,11 @@ class _Boot:
             yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, ending.found)
             raise ending from told
         except BoxError as error:
-            yield record("disturbed", str(error), {})
+            # A failed command is shown with its arguments, which may hold a key.
+            yield record("disturbed", redact_text(str(error)), {})
             if name == "stop":
                 raise
-            raise _Ending("disturbed", f"{name}: {error.what}") from error
+            raise _Ending("disturbed", redact_text(f"{name}: {error.what}")) from error
         yield record("skipped" if done.skipped else "ok", done.detail, done.facts)
 
     def blamed(self, ending: _Ending) -> _Ending:
@@ -255,7 +256,7 @@ class _Boot:
         try:
             self.rig.service.beat()
         except BoxError as error:
-            return _Ending("disturbed", error.what, died=ending.died)
+            return _Ending("disturbed", redact_text(error.what), died=ending.died)
         cause = self.watch.answer().cause
         if cause in STOPPED:
             return _Ending("disturbed", f"somebody else stopped the unit ({cause})", died=ending.died)
@@ -535,8 +536,9 @@ class _Boot:
         """What really runs is what the matrix asked for."""
         argv, _env = self.rig.service.effective()
         if argv and argv != self.launch.argv:
-            extra = [word for word in argv if word not in self.launch.argv]
-            missing = [word for word in self.launch.argv if word not in argv]
+            runs, asked = redact_argv(argv), redact_argv(self.launch.argv)
+            extra = [word for word in runs if word not in asked]
+            missing = [word for word in asked if word not in runs]
             raise _Ending("disturbed", f"another command runs: missing {missing}, not asked for {extra}")
 
     def first_request(self) -> _Work:

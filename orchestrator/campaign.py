@@ -55,7 +55,7 @@ from orchestrator.records import (
     CampaignStarted,
     JournalAnswered,
 )
-from orchestrator.redact import redact_argv
+from orchestrator.redact import redact_argv, redact_text
 from orchestrator.survey import (
     Design,
     Options,
@@ -316,7 +316,7 @@ def _told(design: Design, at_end: AtEnd | None) -> Iterator[list[Ended]]:
         yield ended
         outcome, code = ended[0].outcome, ended[0].exit_code
     except ColdbootError as error:
-        code, why = error.exit_code, error.what
+        code, why = error.exit_code, redact_text(error.what)
         outcome = {INTERRUPTED: "interrupted", TERMINATED: "terminated", USAGE: "refused"}.get(code, "failed")
         raise
     finally:
@@ -343,7 +343,7 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
             drain(site, interrupts, options.drain_s)
         write_private(design.folder / "matrix.yaml", design.matrix.kept.encode())
         write_plan(design.folder / "plan.json", design.plan)
-        listener.planned(_rows(design.plan), design.plan.blocks, design.records)
+        listener.planned(_rows(design), design.plan.blocks, design.records)
         opening: tuple[AnyRecord, ...] = (*_cut_off(design.records), _started(design, site))
         for record in opening:
             ledger.append(record)
@@ -363,10 +363,13 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
     return Ended(ended.outcome, design.folder, boots_left=left)
 
 
-def _rows(plan: Plan) -> tuple[str, ...]:
-    """The rows of the display, in file order."""
+def _rows(design: Design) -> tuple[str, ...]:
+    """The rows of the display, in file order: what this session boots, and what others did."""
+    plan = design.plan
     order = {name: place for place, name in enumerate(plan.variants)}
+    begun = {record.variant for record in design.records if isinstance(record, BootStarted)}
     boots = sorted(plan.boots_planned, key=lambda boot: (order[boot.variant], plan.cache.index(boot.cache)))
+    boots = [boot for boot in boots if not design.only or boot.variant in begun.union(design.only)]
     return tuple(dict.fromkeys(row_of(boot.variant, boot.cache) for boot in boots))
 
 
@@ -384,7 +387,7 @@ def _restored(walk: _Walk) -> Iterator[_Outcome]:
     try:
         yield ended
     except ColdbootError as error:
-        why = error.what
+        why = redact_text(error.what)
         raise
     finally:
         restored = False

@@ -169,7 +169,7 @@ class Custody:
     def _refuse_changed(self) -> None:
         site = self.site
         found = facts.fingerprint_of_all(site.transport, (launch.argv for launch in site.launches.values()))
-        refuse_changed(site.fingerprint, found, site.production.command, site.unit.argv)
+        refuse_changed(site.fingerprint, found, redact_argv(site.production.command), redact_argv(site.unit.argv))
 
     # --- giving it back --------------------------------------------------------------------------------------------
 

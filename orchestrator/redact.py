@@ -13,6 +13,10 @@ _IN_TEXT = (
     re.compile(
         r"(?i)(['\"]?(?:api_key|hf_token|VLLM_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN)['\"]?\s*[:=]\s*)(\[[^\]]*\]|['\"]?[^\s,'\"}]+['\"]?)"
     ),
+    re.compile(
+        r"\b((?:[A-Z0-9]+_)*(?:API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_[A-Z0-9]+)*=)"
+        r"('[^']*'|\"[^\"]*\"|[^\s'\"]+)"
+    ),
     re.compile(r"()\bhf_[A-Za-z0-9]{16,}"),
     re.compile(r"()\bsk-[A-Za-z0-9_-]{16,}"),
 )

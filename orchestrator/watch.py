@@ -6,6 +6,7 @@ for the engine asks `alarm`: it is set as soon as an entry means that this boot 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ class EntryStream(Protocol):
     def close(self) -> None:
         """Ends the iteration, also when it waits."""
         ...
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def to_journal_line(entry: JournalEntry) -> bytes:
@@ -136,7 +141,7 @@ class Watch:
 
     def _follow(self) -> None:
         try:
-            with self._sink.open("ab", buffering=0) as sink:
+            with open(self._sink, "ab", buffering=0, opener=_private) as sink:
                 for entry in self._stream:
                     self._take(entry, sink)
         except BoxError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from orchestrator.boot import GpuIdle, Rig, cycle
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
+from orchestrator.errors import CommandFailed
 from orchestrator.interrupts import Interrupts
 from orchestrator.matrix import BoxSpec, Deadlines, LoadSpec, Variant
 from orchestrator.plan import PlannedBoot
@@ -280,3 +282,24 @@ def test_secrets_stay_out_of_the_records_and_the_raw_files(bench):
     assert bench.end.boot_outcome == "completed", bench.end.why
     assert not any("sesame-open" in record.model_dump_json() for record in bench.seen)
     assert not [path for path in (bench.folder / "boots").rglob("*.*") if b"sesame-open" in path.read_bytes()]
+
+
+def test_a_failed_command_is_shown_in_the_record_without_the_key_in_its_arguments(bench, monkeypatch):
+    launch = bench.launch(1, **{"api-key": "sesame-open"})
+
+    def start() -> None:
+        raise CommandFailed(shlex.join(("env", "HF_TOKEN=open-sesame", *launch.argv)), 1, "no")
+
+    monkeypatch.setattr(bench.service, "start", start)
+    bench.boot(launch)
+    assert bench.end.boot_outcome == "disturbed"
+    assert "--api-key [redacted]" in bench.end.why
+    assert not any("sesame" in record.model_dump_json() for record in bench.seen)
+
+
+def test_raw_files_are_their_owners_alone(bench):
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+    kept = [path for path in (bench.folder / "boots").rglob("*") if path.is_file()]
+    assert len(kept) >= 3
+    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o600"}
