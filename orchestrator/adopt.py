@@ -163,7 +163,8 @@ def _warnings(verdicts: Verdicts, variant: str, unit: str, words: Sequence[str],
     elif verdicts.provisional:
         more = max((cell.more_boots for cell in own.cells if cell.more_boots), default=None)
         advice = "" if more is None else f"; {more} more boots would settle it if the spread stays"
-        found.append(f"{variant} wins provisionally: {own.boots} boots do not vouch for it yet{advice}")
+        boots = "one boot does" if own.boots == 1 else f"{own.boots} boots do"
+        found.append(f"{variant} wins provisionally: {boots} not vouch for it yet{advice}")
     if verdicts.confounded:
         found.append(f"the comparison is confounded: {verdicts.confounded}")
     if any(HIDDEN in word for word in words):

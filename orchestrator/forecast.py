@@ -129,7 +129,8 @@ def history_of(records: Iterable[AnyRecord], source: str) -> History | None:
         elif isinstance(record, BootEnded) and record.boot_outcome in COUNTED:
             ended.append(record)
     boots = tuple(Past(one.variant, one.cache, steps[one.boot]) for one in ended if one.boot in steps)
-    return History(f"{len(boots)} boots of {source}", boots, planned) if boots else None
+    said = f"as {'one boot' if len(boots) == 1 else f'{len(boots)} boots'} of {source} took"
+    return History(said, boots, planned) if boots else None
 
 
 def newest_history(out: Path, box: str, *, besides: Path) -> History | None:

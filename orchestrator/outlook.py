@@ -45,7 +45,7 @@ def _head(design: Design, site: Site, found: Forecast) -> str:
         f"experiment {design.matrix.experiment} on box {design.box.name} ({site.transport.name})"
         + (", REHEARSAL" if site.rehearsal else ""),
         (
-            f"{left} boots left of {len(plan.boots_planned)}, seed {plan.seed}, about {hours(found.seconds)} "
+            f"{_many(left, 'boot')} left of {len(plan.boots_planned)}, seed {plan.seed}, about {hours(found.seconds)} "
             f"({found.source})"
         ),
     ]
@@ -104,7 +104,7 @@ def _commands(design: Design, site: Site) -> str:
         if name not in wanted:
             continue
         lines = [
-            f"{name}: {site.changes[name]} settings differ from production",
+            f"{name}: {_many(site.changes[name], 'setting')} other than production's",
             f"  {' '.join(redact_argv(launch.argv))}",
         ]
         for step, actions in _step_actions(design, site, launch):
@@ -131,12 +131,16 @@ def _budget(design: Design, bought: Bought, budget_s: float, verdicts: Verdicts 
     lines = [
         (
             f"a budget of {hours(budget_s)} buys {len(bought.boots)} of {every} boots "
-            f"({bought.whole_blocks} whole blocks), in about {hours(bought.seconds)}"
+            f"({_many(bought.whole_blocks, 'whole block')}), in about {hours(bought.seconds)}"
         )
     ]
     if bought.left:
-        lines.append(f"  {len(bought.left)} boots are left then; the same command goes on")
+        lines.append(f"  left then: {_many(len(bought.left), 'boot')}; the same command goes on")
     variants = design.only or design.plan.variants
     told = forecast.undecided(variants, bought.boots, design.records, verdicts)
     lines += [f"  still undecided then: {line}" for line in told] or ["  every variant can be decided then"]
     return "\n".join(lines)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

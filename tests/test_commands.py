@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
+
+from orchestrator import commands
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,11 +81,6 @@ variants:
         (("matrix", "--cache", "lukewarm"), "lukewarm"),
         (("matrix", "--matrix", "no-such-file.yaml"), "no-such-file.yaml"),
         (("report", "--experiment", "never"), "no experiment"),
-        (("report", "--compare", "a,b"), "no experiment"),
-        (("adopt", "spec-1", "--print"), "no experiment"),
-        (("doctor", "--box", "nowhere"), "nowhere"),
-        (("plan", "--boots", "none"), "--boots"),
-        (("plan", "--only", "spec-9"), "spec-9"),
         (("judge",), "--series"),
         (("judge", "--series", "no-such-file.yaml"), "no-such-file.yaml"),
         (("classify",), "--journal"),
@@ -95,6 +93,24 @@ def test_wrong_words_end_with_4_and_say_which(words, told, tmp_path):
     assert done.returncode == 4, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "told"),
+    [
+        (commands.report_, {"compare": "a,b"}, "no experiment"),
+        (commands.adopt, {"variant": "spec-1", "print_": True}, "no experiment"),
+        (commands.doctor_, {"box": "nowhere"}, "nowhere"),
+        (commands.plan_, {"boots": "none"}, "--boots"),
+        (commands.plan_, {"only": "spec-9"}, "spec-9"),
+        (commands.plan_, {"cache": "lukewarm"}, "lukewarm"),
+    ],
+)
+def test_wrong_words_of_the_commands_around_a_campaign_end_with_4_too(task, words, told, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        task(Context(), out=str(tmp_path), **words)
+    assert (ended.value.code, told in capsys.readouterr().err) == (4, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 from rich.console import Console
 
-from orchestrator import doctor
+from orchestrator import commands, doctor
 from orchestrator.box.engines import Launch, Problem
 from orchestrator.box.facts import Gpu, GpuProcess, GpuState
 from orchestrator.box.unit import UnitFacts
@@ -319,11 +318,13 @@ def test_a_command_that_is_a_shell_ends_what_needs_it(tmp_path):
     assert found.exit_code == 3
 
 
-def test_the_command_prints_plain_lines_where_no_terminal_is_and_json_when_asked(tmp_path):
-    argv = (sys.executable, "-m", "invoke", "doctor", "--out", str(tmp_path))
-    env = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
-    done = subprocess.run((*argv, "--json"), cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_the_command_prints_plain_lines_where_no_terminal_is_and_json_when_asked(tmp_path, capsysbinary):
+    words = {"out": str(tmp_path), "matrix": str(ROOT / "matrix.yaml")}
+    commands.doctor_(Context(), **words)
+    plain = capsysbinary.readouterr().out.decode()
+    assert plain.startswith("ok   reach: ")
+    assert plain.endswith("a campaign can run\n")
+    commands.doctor_(Context(), json=True, **words)
+    found = json.loads(capsysbinary.readouterr().out)
     assert (found["v"], found["box"]) == (1, "rehearsal")
     assert {one["level"] for one in found["checks"]} <= {"ok", "warn", "fail"}

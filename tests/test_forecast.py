@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 from report_samples import sample
 
-from orchestrator import verdict
+from orchestrator import commands, verdict
 from orchestrator.forecast import History, Past, buys, forecast, history_of, newest_history, undecided
 from orchestrator.ledger import to_line
 from orchestrator.matrix import LoadSpec
@@ -17,6 +16,7 @@ from orchestrator.plan import PlannedBoot
 from orchestrator.records import BootEnded, CampaignStarted, StepEnded
 
 ROOT = Path(__file__).parent.parent
+MATRIX = ROOT / "matrix.yaml"
 LOAD = LoadSpec(window_s=30.0, warmup_s=5.0)
 
 
@@ -52,7 +52,7 @@ def test_a_boot_takes_what_boots_of_its_variant_took_on_average():
     assert [each.seconds for each in found.boots] == [180.0, 40.0]
     assert found.steps == {"ready": 140.0, "trials": 80.0}
     assert found.seconds == 220.0
-    assert found.source == "3 boots of gwen"
+    assert found.source == "as 3 boots of gwen took"
 
 
 def test_a_variant_that_never_booted_takes_what_all_took():
@@ -91,7 +91,7 @@ def test_the_newest_other_experiment_on_the_same_box_is_the_experience(tmp_path)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "records.jsonl").write_bytes(b"{}\n{}\n{}\n")
     found = newest_history(tmp_path, "gwen", besides=tmp_path / "mine")
-    assert (found.source, found.boots[0].steps) == ("1 boots of old", {"ready": 10.0})
+    assert (found.source, found.boots[0].steps) == ("as one boot of old took", {"ready": 10.0})
     assert newest_history(tmp_path, "nowhere", besides=tmp_path / "mine") is None
 
 
@@ -122,33 +122,31 @@ def test_what_is_rejected_already_is_decided():
     assert told == ("spec-1: 3 boots can refute it, 6 are needed to vouch for it",)
 
 
-def invoke(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "invoke", *words)
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_the_command_prints_boots_commands_hours_and_the_budget_and_changes_nothing(tmp_path):
-    done = invoke("plan", "--boots", "2", "--only", "spec-1,no-spec", "--budget", "15s", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("b01-") == 2
-    assert "time by step" in done.stdout
-    assert "a budget of 15 s buys 2 of 4 boots (1 whole blocks)" in done.stdout
-    assert "still undecided then: spec-1: one boot decides nothing" in done.stdout
+def test_the_command_prints_boots_commands_hours_and_the_budget_and_changes_nothing(tmp_path, capsys):
+    out = tmp_path / "out"
+    commands.plan_(Context(), boots="2", only="spec-1,no-spec", budget="15s", out=str(out), matrix=str(MATRIX))
+    said = capsys.readouterr().out
+    assert said.count("b01-") == 2
+    assert "time by step" in said
+    assert "a budget of 15 s buys 2 of 4 boots (1 whole block)" in said
+    assert "still undecided then: spec-1: one boot decides nothing" in said
     for step in ("cold:", "render:", "start:", "stop:"):
-        assert f"  {step}\n" in done.stdout
-    assert "--spec-tokens 8" not in done.stdout
+        assert f"  {step}\n" in said
+    assert "--spec-tokens 8" not in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_and_a_plan_say_the_same(tmp_path):
-    words = ("--boots", "1", "--out", str(tmp_path), "--matrix", str(fixed_port(tmp_path)))
-    plan, dry = invoke("plan", *words), invoke("matrix", "--dry-run", *words)
-    assert (plan.returncode, dry.returncode) == (0, 0), plan.stderr + dry.stderr
-    assert plan.stdout == dry.stdout
+def test_a_dry_run_and_a_plan_say_the_same(tmp_path, capsys):
+    words = {"boots": "1", "out": str(tmp_path), "matrix": str(fixed_port(tmp_path))}
+    commands.plan_(Context(), **words)
+    plan = capsys.readouterr().out
+    commands.matrix(Context(), dry_run=True, **words)
+    assert capsys.readouterr().out == plan
+    assert "b01-spec-8" in plan
 
 
 def fixed_port(folder: Path) -> Path:
-    text = (ROOT / "matrix.yaml").read_text().replace("time_scale:", "isolate_port: 18099\n    time_scale:")
+    text = MATRIX.read_text().replace("time_scale:", "isolate_port: 18099\n    time_scale:")
     path = folder / "m.yaml"
     path.write_text(text.replace("examples/", f"{ROOT}/examples/"))
     return path

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 
-from orchestrator import survey
+from orchestrator import commands, survey
 from orchestrator.box import unitfile
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.errors import UsageError
@@ -147,18 +146,17 @@ def test_what_cannot_be_changed_flag_by_flag_is_refused_with_the_reason(tmp_path
     assert sketch(("/v/vllm", "serve", "m"))[0].name == "production"
 
 
-def invoke(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "invoke", "init", *words)
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_the_command_writes_once_and_says_what_is_next(tmp_path):
+def test_the_command_writes_once_and_says_what_is_next(tmp_path, capsys):
     path = tmp_path / "m.yaml"
-    done = invoke("--unit-file", str(UNIT), "--matrix", str(path))
-    assert done.returncode == 0, done.stderr
-    assert "5 variants on box rehearsal" in done.stdout
-    assert f"doctor --matrix {path}" in done.stdout
-    again = invoke("--unit-file", str(UNIT), "--matrix", str(path))
-    assert (again.returncode, "--force" in again.stderr) == (4, True)
-    neither = invoke("--matrix", str(tmp_path / "other.yaml"))
-    assert (neither.returncode, "--unit-file" in neither.stderr) == (4, True)
+    words = {"unit_file": str(UNIT), "matrix": str(path)}
+    commands.init(Context(), **words)
+    said = capsys.readouterr().out
+    assert "5 variants on box rehearsal" in said
+    assert f"doctor --matrix {path}" in said
+    with pytest.raises(SystemExit) as again:
+        commands.init(Context(), **words)
+    assert (again.value.code, "--force" in capsys.readouterr().err) == (4, True)
+    commands.init(Context(), force=True, **words)
+    with pytest.raises(SystemExit) as neither:
+        commands.init(Context(), matrix=str(tmp_path / "other.yaml"))
+    assert (neither.value.code, "--unit-file" in capsys.readouterr().err) == (4, True)

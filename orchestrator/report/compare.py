@@ -165,7 +165,9 @@ def compare(a: Side, b: Side) -> Comparison:
     whole = (
         _ratio(a, b, [(cells_a[cache, level], cells_b[cache, level]) for level in levels])
         if cache is not None
-        else Ratio(None, None, (0, 0), "no level has a number that reproduces on both sides")
+        else Ratio(
+            None, None, (0, 0), "; ".join(dict.fromkeys(row.ratio.why for row in rows)) or "no level was measured"
+        )
     )
     return Comparison(a, b, rows, cache, levels, whole, _notes(a, b))
 
