@@ -251,7 +251,7 @@ class LiveListener(Display):
 
     def _now_line(self) -> Iterator[tuple[str, str]]:
         boot = self._boot
-        if boot is None:
+        if boot is None or self._outcome is not None:
             yield "", ""
             return
         step = self._now
