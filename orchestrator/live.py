@@ -170,7 +170,9 @@ class LiveListener(Display):
         # At the end it is drawn once more, whole.
         height = 10_000 if self._ended is not None else options.size.height
         warning = list(self._warning_lines(width))
-        below = [self._line(text, width, style) for text, style in (*self._now_line(), *warning, *self._legend())]
+        below = [self._line(text, width, style) for text, style in (*self._now_line(), *warning)]
+        # The cursor stands behind the last line: `^C` that a terminal echoes there must not begin a line of its own.
+        below += [self._line(text, width - len("^C") - 1, style) for text, style in self._legend()]
         room = max(1, height - len(below) - 6)
         lines: list[RenderableType] = [self._line(self._headline(), width, "bold"), self._table(width, room)]
         for line in (*lines, *below):

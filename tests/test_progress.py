@@ -218,6 +218,10 @@ def test_the_frame_is_never_higher_than_the_terminal_and_shows_the_running_row(l
     assert any(line.startswith("… and ") for line in lines)
 
 
+def test_a_ctrl_c_that_the_terminal_echoes_fits_behind_the_last_line(live):
+    assert cell_len(drawn(live, width=40).splitlines()[-1]) + len("^C") < 40
+
+
 def test_a_terminal_without_utf_8_gets_ascii(live):
     told(live, *good_boot("no-spec", 1), *dead_boot("spec-3", 1))
     raw = io.BytesIO()
