@@ -19,7 +19,7 @@ from orchestrator.box.unit import UnitFacts
 from orchestrator.doctor import ORDER, probes
 from orchestrator.doctor.checks import CHECKS, Known, Said, batch, cache_paths, judge_exec, listeners, unbatch
 from orchestrator.doctor.findings import Diagnosis, Finding
-from orchestrator.errors import Unreachable
+from orchestrator.errors import CommandTimeout, Unreachable
 from orchestrator.matrix import BoxSpec
 from orchestrator.survey import Options
 
@@ -328,3 +328,13 @@ def test_the_command_prints_plain_lines_where_no_terminal_is_and_json_when_asked
     found = json.loads(capsysbinary.readouterr().out)
     assert (found["v"], found["box"]) == (1, "rehearsal")
     assert {one["level"] for one in found["checks"]} <= {"ok", "warn", "fail"}
+
+
+def test_a_question_that_hangs_is_a_finding_and_the_rest_is_asked_all_the_same(tmp_path, monkeypatch):
+    def hang(*_):
+        raise CommandTimeout("`nvidia-smi` did not end within 30 s", hint="reboot")
+
+    monkeypatch.setattr(probes, "gpus", hang)
+    found = doctor.examine(Options(matrix=ROOT / "matrix.yaml", out=tmp_path / "out"))
+    assert [(one.check, one.mend) for one in found.findings if one.level == "fail"] == [("gpu", "reboot")]
+    assert {"engine", "disk", "leftovers"} <= {one.check for one in found.findings}

@@ -8,6 +8,7 @@ named, and is no finding.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.box import caches, lock
@@ -19,7 +20,7 @@ from orchestrator.doctor import probes
 from orchestrator.doctor.checks import CHECKS, Known, batch, missing, unbatch
 from orchestrator.doctor.findings import Diagnosis, Finding
 from orchestrator.doctor.show import mends, plain, table
-from orchestrator.errors import BoxError, ColdbootError, UsageError
+from orchestrator.errors import BoxError, ColdbootError, Unreachable, UsageError
 from orchestrator.matrix import BoxSpec, Matrix, Variant, load_matrix, select
 from orchestrator.plan import experiment_folder
 from orchestrator.survey import Options, compose
@@ -158,22 +159,30 @@ class _Examination:
 
     def ask_rest(self, known: Known) -> None:
         """What is no single command."""
-        self.findings += probes.gpus(self.transport, known)
+        self.attempt("gpu", lambda: probes.gpus(self.transport, known))
         if known.unit is None:
             self.not_asked |= dict.fromkeys(("sudo", "variants", "engine", "metrics"), "as the unit could not be read")
             return
         if self.box.service == "systemd" and self.box.sudo is not False:
-            self.findings.append(probes.sudo(self.transport, self.service.sudo_needs(), known))
+            self.attempt("sudo", lambda: (probes.sudo(self.transport, self.service.sudo_needs(), known),))
         if isinstance(known.own, tuple):
             self.not_asked |= dict.fromkeys(("variants", "engine", "metrics"), "as the command could not be read")
             return
         self.findings.append(probes.judge_variants(self.composed(known), str(self.matrix.path)))
-        self.findings.append(probes.engine(self.transport, known))
-        metrics = probes.metrics(self.transport, known)
-        if metrics is not None:
-            self.findings.append(metrics)
+        self.attempt("engine", lambda: (probes.engine(self.transport, known),))
+        if known.unit.active:
+            self.attempt("metrics", lambda: (probes.metrics(self.transport, known),))
         elif known.systemd:
             self.not_asked["metrics"] = "as the unit does not run"
+
+    def attempt(self, check: str, ask: Callable[[], Sequence[Finding]]) -> None:
+        """One question that fails, or hangs to its deadline, is a finding, and ends nothing else."""
+        try:
+            self.findings += ask()
+        except Unreachable:
+            raise
+        except BoxError as error:
+            self.findings.append(Finding(check, "fail", error.what, mend=error.hint or "run it on the box by hand"))
 
     def composed(self, known: Known) -> dict[str, list[str]]:
         assert known.unit is not None

@@ -209,10 +209,9 @@ def judge_engine(found: Mapping[str, str | None], program: str, known: Known) ->
 # --- /metrics --------------------------------------------------------------------------------------------------------
 
 
-def metrics(transport: Transport, known: Known) -> Finding | None:
-    """Whether production's counter can be read the way that trials read it; None while it does not run."""
-    if known.unit is None or not known.unit.active or not isinstance(known.own, Launch):
-        return None
+def metrics(transport: Transport, known: Known) -> Finding:
+    """Whether production's counter can be read the way that trials read it; asked while it runs."""
+    assert isinstance(known.own, Launch)
     if any(word.startswith("--ssl-") for word in known.own.argv):
         return Finding("metrics", "ok", "production speaks TLS and is not asked; trials are plain, on the loopback")
     host, port = transport.reach(known.own.port)
