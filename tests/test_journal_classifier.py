@@ -323,7 +323,7 @@ def test_the_answer_has_the_keys_of_the_interface_in_their_order(journal):
 
 def test_a_person_reads_the_cause_its_proof_and_what_to_do(journal):
     text = main_answer(journal).text
-    assert text.startswith("startup_failure: max_len_exceeds_kv in phase kv_cache")
+    assert text.startswith("startup_failure in phase kv_cache: max_len_exceeds_kv: The KV cache is smaller than one")
     assert "KvTooSmall" in text
     assert "--max-model-len" in text
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from orchestrator.journal.rules import RuleSet
 from orchestrator.records import Answer
 
 _SHOWN = 160
+_AGAIN = {True: "yes", False: "no, another boot may pass", None: "it depends"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +84,28 @@ def as_dict(answer: Answer) -> dict[str, Any]:
 
 def as_text(answer: Answer) -> str:
     """The answer for a person: one line, the entries that prove it, what to do, where the time went."""
-    lines = [f"{answer.outcome}: {answer.cause} in phase {answer.phase}"]
+    known = DEFAULT.causes.get(answer.cause)
+    meaning = f": {known.definition}" if known is not None else ""
+    lines = [f"{answer.outcome} in phase {answer.phase}: {answer.cause}{meaning}"]
     if not answer.complete:
         lines.append("  so far: this boot has neither served nor ended in these entries")
     if answer.evidence_may_be_missing:
         lines.append("  journald dropped entries here: the evidence may be incomplete")
-    lines += [f"  {item.entry:>7}  {item.rule}: {_short(item.text)}" for item in answer.evidence]
-    if answer.advice and answer.outcome != "benign":
-        lines.append(f"  → {answer.advice}")
+    if answer.evidence:
+        first = ", what decided first" if answer.outcome != "benign" and len(answer.evidence) > 1 else ""
+        lines.append(f"  entries that tell (number from 0, rule, text{first}):")
+    lines += [f"  {item.entry:>7}{_clock(item.at_us)}  {item.rule}: {_short(item.text)}" for item in answer.evidence]
+    if answer.outcome != "benign":
+        lines += [f"  what to do: {answer.advice}"] if answer.advice else []
+        lines.append(f"  would the same boot fail again: {_AGAIN[answer.permanent]}")
     if answer.timeline is not None:
         lines += _timeline(answer.timeline.model_dump())
     return "\n".join(lines)
+
+
+def _clock(at_us: int | None) -> str:
+    """Time of an entry, in UTC; nothing for a log that has none."""
+    return "" if at_us is None else f"  {datetime.fromtimestamp(at_us / 1e6, UTC):%H:%M:%S}Z"
 
 
 def _short(text: str) -> str:
@@ -104,4 +117,4 @@ def _timeline(values: Mapping[str, Any]) -> list[str]:
     told = {key: value for key, value in values.items() if value not in (None, "unknown")}
     spans = [f"{key[:-2].replace('_', ' ')} {value:.1f} s" for key, value in told.items() if key.endswith("_s")]
     rest = [f"{key.replace('_', ' ')} {value}" for key, value in told.items() if not key.endswith("_s")]
-    return [f"  {', '.join(part)}" for part in (spans, rest) if part]
+    return [f"  {what}: {', '.join(part)}" for what, part in (("start-up", spans), ("engine", rest)) if part]

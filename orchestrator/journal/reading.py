@@ -170,14 +170,15 @@ class Reader:
                 tokens = float(found["prompt"]) + float(found["generation"])
                 return Step(at, line, stats=Stats(int(found["running"]), waiting, tokens), serves=True)
         fits = self._fits(transport, line)
-        verdict = any(fit.rule.kind not in MILESTONES for fit in fits)
+        named = any(fit.rule.kind not in MILESTONES for fit in fits)
+        traceback = line.body.startswith("Traceback")
         step = Step(
             at,
             line,
             fits,
-            error=not verdict and not line.is_frame and line.level in _LOUD,
+            error=line.level in _LOUD and not (named or traceback or line.is_frame),
             serves=line.source.startswith(_SERVING_SOURCES) or line.source.endswith("_parser.py"),
-            traceback=line.body.startswith("Traceback"),
+            traceback=traceback,
         )
         return step if fits or step.error or step.serves or step.traceback else None
 
@@ -208,9 +209,9 @@ class Reader:
             if found is None:
                 continue
             fit = Fit(rule, found.groupdict(), line.body)
-            if rule.quotes:
-                return (fit,)
             (milestones if milestone else verdicts).append(fit)
+        if any(fit.rule.quotes for fit in milestones):
+            return tuple(milestones)
         return (*milestones, *verdicts)
 
 

@@ -100,7 +100,7 @@ class Rule(Frozen):
         clean: For `exit`: an end with status 0.
         if_dead: For `benign`: the cause when the start died and nothing else names one.
         answers: For `served`: the line shows that requests are being answered.
-        quotes: For milestones: the rest of the line is somebody's text (a prompt), in which no other rule may look.
+        quotes: For milestones: the rest of the line is quoted (a prompt, settings), which only milestones may look at.
         when: For `death`: which part of life the wrapper belongs to.
         alarm: The start can no longer succeed once this line is seen.
         transport: Only entries of this transport (`kernel`, `journal`), else the program's own.
