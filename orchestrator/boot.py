@@ -59,6 +59,7 @@ SETTLING_BOOTS = 2
 SETTLED = ".coldboot-settled"
 GPU_IDLE_SLACK_MIB = 64
 FULL_DISK_MIB = 16
+STALLED_S = 1.5
 STOPPED = ("stopped_from_outside", "benign_shutdown", "benign_shutdown_slow")
 
 
@@ -659,6 +660,7 @@ class _Boot:
         assert self.target is not None
         assert self.watch is not None
         before = self.identity
+        begun = time.monotonic()
         with self.engine_time():
             result = load.run_trial(
                 self.target,
@@ -673,6 +675,11 @@ class _Boot:
         if self.watch.alarm is None and self.rig.interrupts.reason is None:
             self.identity = self.rig.service.state()
             reasons += _identity_changes(before, self.identity)
+        stalled_s = self.rig.transport.stalled_s(begun)
+        if stalled_s > STALLED_S:
+            # What failed or was slow meanwhile may be the network's fault: the level is measured again.
+            reasons.append(f"the way to the box stalled for {stalled_s:.1f} s")
+            found["failed"] = False
         self.keep_raw(concurrency, attempt, result)
         valid = bool(found.pop("valid")) and not reasons
         if not valid:

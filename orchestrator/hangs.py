@@ -86,7 +86,7 @@ HANGS = (
     ),
     Hang(
         "ssh that stalls without closing",
-        "25 s without an answer to a keepalive",
+        "21 s without an answer to a keepalive; a shorter stall makes the trial invalid, which is repeated",
         "the connection is given up, and the box tried again for `reconnect_s`",
         "disturbed, repeated; gone for good: exit 3, and the box restores by itself",
         "test_faults, ssh stalls for 40 s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import signal
@@ -303,3 +304,15 @@ def test_raw_files_are_their_owners_alone(bench):
     kept = [path for path in (bench.folder / "boots").rglob("*") if path.is_file()]
     assert len(kept) >= 3
     assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o600"}
+
+
+def test_a_trial_during_which_the_way_to_the_box_stalled_is_measured_again(bench, monkeypatch):
+    bench.levels = (1,)
+    stalls = itertools.chain([3.0], itertools.repeat(0.0))
+    monkeypatch.setattr(bench.transport, "stalled_s", lambda _since: next(stalls))
+    bench.boot(bench.launch(1))
+    assert bench.end.boot_outcome == "completed"
+    first, last = bench.trials[0], bench.trials[-1]
+    assert (first.valid, first.tokens_per_s, first.failed) == (False, None, False)
+    assert "the way to the box stalled for 3.0 s" in first.invalid_reasons
+    assert (last.valid, last.invalid_reasons) == (True, ())

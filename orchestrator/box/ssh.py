@@ -13,6 +13,7 @@ import contextlib
 import shlex
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -24,7 +25,8 @@ from orchestrator.box.sshconfig import Hop
 from orchestrator.box.sshlogin import BANNER_S, CHANNEL_S, FOREIGN, Connection, named, unreachable
 from orchestrator.errors import BoxError, CommandTimeout, Unreachable
 
-KEEPALIVE_S = 5.0
+KEEPALIVE_S = 1.0
+BEAT_EVERY_S = 10.0
 STALL_S = 20.0
 MAX_SESSIONS = 8
 
@@ -55,6 +57,8 @@ class SshTransport(commands.Runner):
         self._forwards_lock = threading.Lock()
         self._beaten: set[SshStream] = set()
         self._beaten_lock = threading.Lock()
+        self._answers: deque[tuple[float, float]] = deque(maxlen=4096)
+        self._asked_at: float | None = None
         threading.Thread(target=self._keep_alive, name=f"keepalive-{where.alias}", daemon=True).start()
         try:
             who = self.run(("sh", "-c", "id -u; id -un 2>/dev/null || id -u"), timeout_s=BANNER_S).stdout.split()
@@ -109,6 +113,12 @@ class SshTransport(commands.Runner):
         # paramiko closes the channels of a lost connection a moment before it calls the connection lost.
         self._ssh.join(_SETTLE_S)
         return bool(self._ssh.is_active())
+
+    def stalled_s(self, since: float) -> float:
+        """See `Transport.stalled_s`."""
+        asked_at, now = self._asked_at, time.monotonic()
+        waits = [waited for at, waited in tuple(self._answers) if at >= since]
+        return max([*waits, 0.0 if asked_at is None else now - asked_at], default=0.0)
 
     def release(self) -> None:
         """A session of ours has ended: another may begin."""
@@ -167,10 +177,12 @@ class SshTransport(commands.Runner):
             raise ConnectionRefusedError(str(error)) from error
 
     def _keep_alive(self) -> None:
+        beaten_at = time.monotonic()
         while not self._closing.wait(KEEPALIVE_S):
             watchdog = threading.Timer(STALL_S, self._give_up)
             watchdog.daemon = True
             watchdog.start()
+            asked_at = self._asked_at = time.monotonic()
             try:
                 self._ssh.global_request("keepalive@openssh.com", wait=True)
             except FOREIGN:
@@ -179,7 +191,12 @@ class SshTransport(commands.Runner):
                 watchdog.cancel()
             if not self._ssh.is_active():
                 return
-            self._beat()
+            now = time.monotonic()
+            self._answers.append((now, now - asked_at))
+            self._asked_at = None
+            if now - beaten_at >= BEAT_EVERY_S:
+                beaten_at = now
+                self._beat()
 
     def _beat(self) -> None:
         with self._beaten_lock:

@@ -116,6 +116,9 @@ class Transport(Protocol):
             Unreachable: The transport has been closed.
         """
 
+    def stalled_s(self, since: float) -> float:
+        """The longest wait for an answer of the box, seconds, that ended or went on after `since` (monotonic clock)."""
+
     def close(self) -> None:
         """End every stream, forward and connection. Never raises; a second call is nothing."""
 
@@ -151,6 +154,10 @@ class LocalTransport(commands.Runner):
     def reach(self, port: int) -> tuple[str, int]:
         """The port itself: we are on the box."""
         return ("127.0.0.1", port)
+
+    def stalled_s(self, since: float) -> float:  # noqa: ARG002 - the same for every transport
+        """Nothing is between us and the box."""
+        return 0.0
 
     def close(self) -> None:
         """End every stream."""
