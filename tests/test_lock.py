@@ -159,3 +159,15 @@ def test_whoever_asks_is_told_the_holder_and_takes_nothing(here, name):
     assert lock.holder(here, name) is None
     with lock.hold(here, name, "next"):
         pass
+
+
+def test_a_holder_whose_connection_was_lost_takes_its_own_lock_again_and_nobody_elses(here, name):
+    lost = lock.hold(here, name, "ann@laptop pid 41 experiment spec")
+    with pytest.raises(BoxBusy, match="ann@laptop pid 41"):
+        lock.hold(here, name, "ann@laptop pid 4 experiment spec", again=True)
+    assert not lost.lost
+    with lock.hold(here, name, "ann@laptop pid 41 experiment spec", again=True) as taken:
+        assert "ended" in loss(lost)
+        assert lost.lost
+        taken.check()
+    lost.release()
