@@ -115,6 +115,6 @@ def _short(text: str) -> str:
 
 def _timeline(values: Mapping[str, Any]) -> list[str]:
     told = {key: value for key, value in values.items() if value not in (None, "unknown")}
-    spans = [f"{key[:-2].replace('_', ' ')} {value:.1f} s" for key, value in told.items() if key.endswith("_s")]
+    spans = [f"{key[:-2].replace('_', ' ')} {value:.3g} s" for key, value in told.items() if key.endswith("_s")]
     rest = [f"{key.replace('_', ' ')} {value}" for key, value in told.items() if not key.endswith("_s")]
     return [f"  {what}: {', '.join(part)}" for what, part in (("start-up", spans), ("engine", rest)) if part]
