@@ -420,7 +420,8 @@ class Series(Frozen):
     `concurrency` and `caches` are what was planned for every variant; both are empty for a hand-recorded series, whose
     cells are those that it mentions. `changes`: flags that differ from production, a variant. `refute_looks` and
     `vouch_looks` are the numbers of boots after which an adaptive plan may refute and vouch, each at its α; both empty:
-    one look, at all boots that there are. `notes` are warnings about where the boots come from.
+    one look, at all boots that there are. `notes` are warnings about where the boots come from. `undeclared_look` says
+    which look is taken that the plan did not declare. `blocked`: boots of one block number stood together in time.
     """
 
     experiment: str
@@ -446,6 +447,8 @@ class Series(Frozen):
     objective: Objective = Objective()
     constraints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    undeclared_look: str | None = None
+    blocked: bool = False
 
 
 class ConstraintVerdict(Frozen):
@@ -493,9 +496,10 @@ class VariantVerdict(Frozen):
     """One variant's answer with every reason and number.
 
     `objective` is in the objective's unit (tok/s unless the matrix says otherwise), the weighted geometric mean of the
-    boots' values at `objective_levels`. `ratio_to_winner` is its ratio to the winner's, with the 95 % Welch interval of
-    boots that have all those levels. `failure_rate` holds the one-sided 95 % Clopper-Pearson bounds on the share of
-    boots that crash or are not ready. `changes`: flags that differ from production's, None where unknown.
+    boots' values at `objective_levels`. `ratio_to_winner` is its ratio to the winner's, with the 95 % interval of boots
+    that have all those levels: Welch's, or `paired` within blocks where blocks differ (`compared`). `failure_rate`
+    holds the one-sided 95 % Clopper-Pearson bounds on the share of boots that crash or are not ready. `changes`: flags
+    that differ from production's, None where unknown.
     """
 
     name: str
@@ -511,6 +515,7 @@ class VariantVerdict(Frozen):
     ratio_to_winner: float | None = None
     ratio_interval: tuple[float, float] | None = None
     p_holm: float | None = None
+    compared: Literal["welch", "paired"] | None = None
     failure_rate: tuple[float, float] | None = None
     confounded: str | None = None
     tied: bool = False
@@ -545,6 +550,7 @@ class Verdicts(Frozen):
     refute_alpha: float = 0.05
     vouch_alpha: float = 0.05
     notes: tuple[str, ...] = ()
+    undeclared_look: str | None = None
     variants: tuple[VariantVerdict, ...] = ()
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)

@@ -275,6 +275,24 @@ def paired(differences: Sequence[float], alpha: float = ALPHA) -> Difference | N
     return _difference(middle, se, float(len(differences) - 1) if se > 0 else None, alpha)
 
 
+def block_p(blocks: Sequence[Sequence[float]]) -> float | None:
+    """P of the F test that blocks (rows) do not differ, given one value for each treatment (column) in every block.
+
+    Two-way layout without replication: MS(blocks)/MS(residual) with b − 1 and (b − 1)(k − 1) degrees of freedom. None
+    below three blocks or two treatments. It is independent of the treatments' own differences.
+    """
+    b, k = len(blocks), min((len(row) for row in blocks), default=0)
+    if b < 3 or k < 2:
+        return None
+    table = np.asarray([row[:k] for row in blocks], dtype=float)
+    rows = table.mean(axis=1) - table.mean()
+    rest = table - table.mean() - rows[:, None] - (table.mean(axis=0) - table.mean())[None, :]
+    across, within = k * float((rows**2).sum()) / (b - 1), float((rest**2).sum()) / ((b - 1) * (k - 1))
+    if within <= 1e-24:
+        return 0.0 if across > 1e-24 else 1.0
+    return float(special.fdtrc(b - 1, (b - 1) * (k - 1), across / within))
+
+
 def _difference(value: float, se: float, df: float | None, alpha: float) -> Difference:
     if df is None:
         certain = 0.0 if value < 0 else 1.0

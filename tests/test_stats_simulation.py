@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator import stats
+from orchestrator.verdict.derive import BLOCKS_ALPHA
 
 TRIALS = 20_000
 TAU = 0.05
@@ -204,3 +205,28 @@ def test_a_drift_is_seen():
     y = rng.normal(0, 0.01, (2_000, 3, 6)) - 0.01 * np.arange(6)
     seen = [stats.theil_sen([[(float(i), v) for i, v in enumerate(row)] for row in rows]).found for rows in y.tolist()]
     assert np.mean(seen) > 0.95
+
+
+@pytest.mark.parametrize("block_sd", [0.0, 0.01, 0.05])
+def test_pairing_only_where_blocks_are_real_keeps_the_error_rate(block_sd):
+    """Two equal variants in six blocks: choosing the test by a look at the blocks costs at most a third of a point."""
+    rng, alarms = np.random.default_rng(5), 0
+    for _ in range(TRIALS):
+        boots = rng.normal(0, 0.01, (6, 2)) + rng.normal(0, block_sd, (6, 1))
+        p_blocks = stats.block_p(boots.tolist())
+        found = stats.welch(boots[:, 0].tolist(), boots[:, 1].tolist())
+        if p_blocks < BLOCKS_ALPHA:
+            found = stats.paired((boots[:, 0] - boots[:, 1]).tolist())
+        alarms += found.p < stats.ALPHA
+    assert alarms / TRIALS <= 0.05 + 1 / 300 + 3 * math.sqrt(0.05 * 0.95 / TRIALS)
+
+
+def test_block_p_is_uniform_without_blocks_and_near_zero_with_them():
+    rng = np.random.default_rng(6)
+    none = [stats.block_p(rng.normal(0, 1, (6, 3)).tolist()) for _ in range(TRIALS)]
+    assert np.mean(np.array(none) < 0.05) == pytest.approx(0.05, abs=5 * math.sqrt(0.05 * 0.95 / TRIALS))
+    real = [stats.block_p((rng.normal(0, 1, (6, 3)) + rng.normal(0, 5, (6, 1))).tolist()) for _ in range(200)]
+    assert np.mean(np.array(real) < 0.05) > 0.95
+    assert stats.block_p([[1.0, 2.0], [1.0, 2.0]]) is None  # two blocks
+    assert stats.block_p([[1.0], [2.0], [3.0]]) is None  # one treatment
+    assert stats.block_p([[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]) == 0.0  # blocks and nothing else

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
 from orchestrator import verdict
-from orchestrator.plan import LOOKS
+from orchestrator.matrix import parse_matrix
+from orchestrator.plan import LOOKS, extend, make_plan
 from orchestrator.records import (
     Answer,
     BootEnded,
@@ -18,6 +20,8 @@ from orchestrator.records import (
     StepEnded,
     TrialEnded,
 )
+from orchestrator.series import read_series
+from orchestrator.verdict import judge, series_from_records
 
 
 def campaign(**kwargs):
@@ -255,3 +259,74 @@ def test_what_the_caller_knows_better_holds():
 def test_the_looks_of_the_plans_split_alpha():
     assert LOOKS["nightly"].refute_alpha == pytest.approx(0.05 / 6)
     assert LOOKS["nightly"].vouch_alpha == pytest.approx(0.05 / 3)
+
+
+# --- looks and blocks ----------------------------------------------------------------------------------------------
+
+
+def fixed_plan(boots, variants=("a", "b")):
+    named = ", ".join(f"{variant}: {{}}" for variant in variants)
+    text = f"boxes: {{x: {{unit: a.service}}}}\nconcurrency: [1]\nvariants: {{{named}}}"
+    return make_plan(parse_matrix(text), boots)
+
+
+def played(plan, value, blocks=None):
+    """Records of the plan's boots up to a block; `value(variant, block)` is tok/s."""
+    started = {"experiment": "x", "box": "x", "rehearsal": False, "seed": 1, "boots_planned": plan.boots}
+    found = [CampaignStarted(**started, variants=plan.variants, concurrency=(1,))]
+    for boot in plan.boots_planned:
+        if blocks is not None and boot.block > blocks:
+            continue
+        where = boot.model_dump()
+        trial = {"window_s": 1.0, "tokens": None, "valid": True, "concurrency": 1}
+        found += [
+            TrialEnded(**where, **trial, tokens_per_s=value(boot.variant, boot.block)),
+            BootEnded(**where, boot_outcome="completed", why=""),
+        ]
+    return found
+
+
+def judged_plan(plan, value, blocks=None):
+    return judge(series_from_records(played(plan, value, blocks), plan=plan))
+
+
+def test_a_look_in_the_middle_of_a_fixed_plan_is_said_to_be_undeclared():
+    plan = fixed_plan(6)
+    early = judged_plan(plan, lambda _v, _b: 100.0, blocks=2)
+    assert early.undeclared_look is not None
+    assert "after 4 of 12 planned boots, was not declared" in early.undeclared_look
+    assert early.undeclared_look[1:] in early.sentence
+    assert judged_plan(plan, lambda _v, _b: 100.0).undeclared_look is None
+
+
+def test_an_extended_plan_says_that_it_may_have_been_looked_at():
+    said = judged_plan(extend(fixed_plan(3), 6), lambda _v, _b: 100.0).undeclared_look
+    assert said is not None
+    assert "extended from 3 boots a variant" in said
+
+
+def test_blocks_that_differ_are_paired_and_blocks_that_do_not_are_not():
+    # Blocks differ by up to 4 %, b is 1 % below a in each of them within 0.1 %: only paired is that seen.
+    level = {1: 0.0, 2: 0.04, 3: -0.03, 4: 0.02, 5: -0.02, 6: 0.01}
+    own = {1: 0.001, 2: -0.001, 3: 0.0005, 4: -0.0005, 5: 0.001, 6: -0.001}
+
+    def blocked(variant, block):
+        return 100 * math.exp(level[block] + (0.01 + own[block] if variant == "a" else 0.0))
+
+    b = next(v for v in judged_plan(fixed_plan(6), blocked).variants if v.name == "b")
+    assert (b.compared, b.verdict) == ("paired", "DOMINATED")
+    assert b.ratio_to_winner == pytest.approx(math.exp(-0.01), rel=1e-3)
+    assert "paired within blocks" in b.sentence
+
+    def shuffled(variant, block):  # the same values, but b's in another order: nothing in common within a block
+        return blocked(variant, block if variant == "a" else 1 + (block + 2) % 6)
+
+    other = next(v for v in judged_plan(fixed_plan(6), shuffled).variants if v.name == "b")
+    assert (other.compared, other.verdict) == ("welch", "CONTENDER")
+
+
+def test_hand_recorded_boots_have_no_blocks_and_are_never_paired(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("variants: {a: {1: [100, 104, 97, 102]}, b: {1: [99, 103, 96, 101]}}")
+    found = judge(read_series(file)).variants[1]
+    assert found.compared == "welch"

@@ -59,6 +59,7 @@ def judge(series: Series) -> Verdicts:
         refute_alpha=series.refute_alpha,
         vouch_alpha=series.vouch_alpha,
         notes=series.notes,
+        undeclared_look=series.undeclared_look,
         variants=tuple(_variant(derived, case) for case in derived.cases),
     )
 
@@ -112,6 +113,7 @@ def _variant(derived: Derivation, case: Case) -> VariantVerdict:
         ratio_to_winner=None if own is None or best is None else exp(own - best),
         ratio_interval=None if difference is None else exp_interval(difference.interval),
         p_holm=None if comparison is None else comparison.p_holm,
+        compared=None if comparison is None or difference is None else comparison.method,
         failure_rate=stats.clopper_pearson(wording.failures(case), len(case.boots), sided=1),
         confounded=None if own is None else derived.confounded,
         tied=case.name in ranking.tied,

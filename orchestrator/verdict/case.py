@@ -163,7 +163,7 @@ def make_case(series: Series, name: str) -> Case:
         found = _drops(cache, levels, tables)
         drops += found
         collapses += _collapses(cache, levels, tables, found)
-    held = tuple(limits.check(one, boots) for one in series.constraints)
+    held = tuple(limits.check(one, boots, series.refute_alpha) for one in series.constraints)
     return Case(name, boots, tuple(cells), tuple(drops), tuple(collapses), held)
 
 

@@ -77,6 +77,8 @@ def series_from_records(
         boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
         boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
         confounded=_differing(campaigns),
+        undeclared_look=_undeclared(plan, boots.values()),
+        blocked=True,
         objective=last.objective if last else Objective(),
         constraints=last.constraints if last else (),
         claims=last.claims if last else (),
@@ -95,6 +97,26 @@ def _looks(plan: Plan | None) -> dict[str, Any]:
         "refute_alpha": plan.looks.refute_alpha,
         "vouch_alpha": plan.looks.vouch_alpha,
     }
+
+
+def _undeclared(plan: Plan | None, boots: Iterable[_Boot]) -> str | None:
+    """What is looked at too early, or again; an adaptive plan's cells look only where it has declared it."""
+    if plan is None or plan.plan_name != "fixed":
+        return None
+    done = {
+        (b.first.block, b.first.variant, b.first.cache) for b in boots if b.ended and b.ended.boot_outcome in COUNTED
+    }
+    left = sum((one.block, one.variant, one.cache) not in done for one in plan.boots_planned)
+    early = f"after {len(plan.boots_planned) - left} of {len(plan.boots_planned)} planned boots"
+    if left:
+        declared = "the plan's only look is at its end, and acting on this one costs error rate"
+        return f"this look, {early}, was not declared: {declared}"
+    if plan.extended_from:
+        before = ", ".join(map(str, plan.extended_from))
+        return (
+            f"the plan was extended from {before} boots a variant: a look may have been taken then that nobody declared"
+        )
+    return None
 
 
 @dataclass

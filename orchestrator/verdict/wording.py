@@ -181,8 +181,9 @@ def _compared(derived: Derivation, case: Case, *, dominated: bool) -> str:
     start = f"{case.name} is {kind}: {_objective(derived, case)}{_failures(case)}, {ratio} the winner's"
     if comparison.difference is None or comparison.p_holm is None:
         return f"{start}; a comparison needs two boots on both sides, so nothing tells them apart yet."
+    within = ", paired within blocks" if comparison.method == "paired" else ""
     told = (
-        f"({_between(comparison.difference.interval)}; {p_value(comparison.p_holm)} after Holm over "
+        f"({_between(comparison.difference.interval)}{within}; {p_value(comparison.p_holm)} after Holm over "
         f"{plural(comparison.family, 'comparison')})"
     )
     if dominated:
@@ -258,6 +259,8 @@ def overall_sentence(derived: Derivation) -> str:
         why = f" ({', '.join(case.reasons)})" if case.reasons else ""
         itself = "itself " if answer == "REJECTED" else ""
         parts.append(f"Production, {case.name}, is {itself}{answer}{why}.")
+    if derived.series.undeclared_look:
+        parts.append(f"{derived.series.undeclared_look[0].upper()}{derived.series.undeclared_look[1:]}.")
     if derived.series.rehearsal:
         parts.append("REHEARSAL: made on the stand-in engine, not on a GPU.")
     return " ".join(parts)
@@ -431,9 +434,12 @@ def _ranked(derived: Derivation, case: Case) -> list[str]:
     if d is None or comparison.p_holm is None:
         return [*lines, "Welch's test needs two boots with every level on both sides"]
     test = "no spread on either side" if d.t is None else f"t = {d.t:.3g}, df = {d.df:.3g}"
+    name = "Welch on log boot means"
+    if comparison.method == "paired":
+        name = "Student's t on differences within blocks, because blocks differ more than the boots in them"
     return [
         *lines,
-        f"Welch on log boot means: {times(d.value)} ({_between(d.interval)}), {test}, {p_value(d.p)}",
+        f"{name}: {times(d.value)} ({_between(d.interval)}), {test}, {p_value(d.p)}",
         f"Holm over {plural(comparison.family, 'comparison')}: {p_value(comparison.p_holm)}, "
         + ("slower" if comparison.slower else "not told apart"),
     ]
