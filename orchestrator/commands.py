@@ -298,7 +298,7 @@ def gate(
     baseline: str | None = None,
     claim: str | None = None,
 ) -> int:
-    """For CI: 0 pass, 5 fail, 2 undecided. Judges production, or a claim, or sets of boots against a baseline."""
+    """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or a claim, or against a baseline."""
     series = _series(find_experiment(Path(out), experiment))
     before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
     code, sentence = judge_gate(series, baseline=before, claim=claim)
@@ -306,7 +306,7 @@ def gate(
     return code
 
 
-@task(help={"series": "hand-recorded boots: YAML, JSON or CSV", "json": "verdicts as JSON"})
+@task(help={"series": "hand-recorded boots (YAML, JSON, CSV), or a folder of another tool's results", "json": "verdicts as JSON"})
 @command(unexpected=USAGE)
 def judge(_context: Context, series: str | None = None, json: bool = False) -> int:
     """Verdicts on hand-recorded boots, by the same code as a campaign."""
