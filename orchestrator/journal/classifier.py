@@ -13,8 +13,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from orchestrator.journal import lines
 from orchestrator.journal.chains import Chain
-from orchestrator.journal.entries import TOO_LONG, Moment, Source, moment_us, read
-from orchestrator.journal.reading import Fit, Meaning, Reader, Step, shape_of
+from orchestrator.journal.entries import DIGITS, TOO_LONG, Moment, Source, moment_us, read
+from orchestrator.journal.reading import Fit, Meaning, Reader, Step, without_cursor
 from orchestrator.journal.rules import NO_REASON, Rule, RuleSet, load_rules
 from orchestrator.journal.start import Hit, KernelEvent, Start
 from orchestrator.records import Answer, Evidence, JournalEntry, Timeline
@@ -24,6 +24,7 @@ Event = Literal["ready", "served", "stop_requested"]
 DEFAULT: RuleSet = load_rules()
 
 _OK = '" 200 OK'
+_OK_QUOTED = b'\\" 200 OK"'
 _VICTIM = re.compile(
     r"(?:Killed process |pid=|\bpid )(?P<pid>\d+)(?: ?[(,] ?(?:name=)?(?P<name>[^,()]+))?"
     r"|^(?P<comm>[^\[\]]+)\[(?P<pid2>\d+)\]"
@@ -55,6 +56,15 @@ _STOP_ASKED = _own("StopAsked", "stop")
 _REFUSED = _own("RequestRefused", "benign", "benign_request_rejected")
 
 
+class _Known(NamedTuple):
+    """What lines of JSON of one shape mean, and where in them the InvocationID, the unit and the status stand."""
+
+    meaning: Meaning
+    id_at: int
+    unit_at: int
+    status_at: int
+
+
 class Classifier:
     """Takes entries one by one and says at any time what they mean.
 
@@ -82,7 +92,7 @@ class Classifier:
         self._ended: deque[tuple[tuple[str, ...], Answer]] = deque(maxlen=_MOST_CHAINS)
         self._chain = Chain(rules.causes, Start(unit=unit))
         self._past: dict[str, None] = {}
-        self._shapes: dict[bytes, Meaning] = {}
+        self._shapes: dict[bytes, _Known] = {}
         self._shapes_of: Source | None = None
         self._shapes_id = self._shapes_unit = b""
         self._others: dict[str, Classifier] = {}
@@ -137,18 +147,20 @@ class Classifier:
         start = self._chain.current
         if start.restarted or self._shapes_of is None or start.invocation != self._shapes_of.invocation:
             return False
-        meaning = self._shapes.get(shape_of(line))
-        if meaning is None or self._shapes_id not in line or self._shapes_unit not in line:
+        bare = without_cursor(line)
+        known = self._shapes.get(bare.translate(DIGITS))
+        if known is None or not bare.startswith(self._shapes_id, known.id_at):
             return False
-        if meaning is not Meaning.DULL:
-            if meaning is Meaning.PROGRESS:
-                if b": 0.0 tokens/s" in line:
-                    return False
-                start.progressed()
-            elif b'\\" 200 OK"' not in line:
+        if not bare.startswith(self._shapes_unit, known.unit_at):
+            return False
+        if known.meaning is Meaning.PROGRESS:
+            if b": 0.0 tokens/s" in bare:
                 return False
-            else:
-                start.answered(200, generates=meaning is Meaning.GENERATED)
+            start.progressed()
+        elif known.meaning is not Meaning.DULL:
+            if not bare.startswith(_OK_QUOTED, known.status_at):
+                return False
+            start.answered(200, generates=known.meaning is Meaning.GENERATED)
         self.seen += 1
         self.own_entries += 1
         start.seq += 1
@@ -188,9 +200,12 @@ class Classifier:
             self._shapes.clear()
             self._shapes_of = source
             self._shapes_id = f'"{source.invocation}"'.encode()
-            # A name without digits stands in the shape itself.
-            self._shapes_unit = f'"{source.unit}"'.encode() if re.search(r"\d", source.unit) else b""
-        self._shapes[shape_of(line)] = meaning
+            self._shapes_unit = f'"{source.unit}"'.encode()
+        bare = without_cursor(line)
+        at = bare.find(self._shapes_id), bare.find(self._shapes_unit), bare.find(_OK_QUOTED)
+        # A line that writes them in another way (escaped) is parsed every time.
+        if at[0] >= 0 and at[1] >= 0 and (at[2] >= 0 or meaning in (Meaning.DULL, Meaning.PROGRESS)):
+            self._shapes[bare.translate(DIGITS)] = _Known(meaning, *at)
 
     def _filtered(self) -> bool:
         return self.unit is not None or self.invocation is not None

@@ -215,12 +215,10 @@ class Reader:
         return (*milestones, *verdicts)
 
 
-def shape_of(line: bytes) -> bytes:
-    """The shape of a line of `journalctl -o json`: every digit as 0, and without the cursor, which is hexadecimal."""
+def without_cursor(line: bytes) -> bytes:
+    """A line of `journalctl -o json` without its cursor, whose hexadecimal digits would make every shape another."""
     begin = line.find(_CURSOR)
-    if begin >= 0:
-        line = line[:begin] + line[line.find(b'"', begin + len(_CURSOR)) :]
-    return line.translate(DIGITS)
+    return line if begin < 0 else line[:begin] + line[line.find(b'"', begin + len(_CURSOR)) :]
 
 
 def _joins(rule: Rule, verdicts: list[Fit]) -> bool:
