@@ -60,6 +60,9 @@ SETTLED = ".coldboot-settled"
 GPU_IDLE_SLACK_MIB = 64
 FULL_DISK_MIB = 16
 STALLED_S = 1.5
+# An engine may even hang while it writes to such a journal; a slow one has not written anything yet.
+SILENCE_S = 10.0
+SILENT = "the journal is silent: not one entry since the start"
 STOPPED = ("stopped_from_outside", "benign_shutdown", "benign_shutdown_slow")
 
 
@@ -251,26 +254,31 @@ class _Boot:
         yield record("skipped" if done.skipped else "ok", done.detail, done.facts)
 
     def blamed(self, ending: _Ending) -> _Ending:
-        """Who is to blame: an engine that somebody stopped, or whose disk was full, says nothing about its variant."""
+        """The ending, but that the boot is disturbed when a death or a hang is somebody else's doing."""
         if ending.outcome not in ("crashed", "not_ready") or self.watch is None:
             return ending
+        why = self.excuse(self.watch)
+        return ending if why is None else _Ending("disturbed", redact_text(why), died=ending.died)
+
+    def excuse(self, watch: Watch) -> str | None:
+        """Why what happened says nothing about the variant; None when it does."""
         try:
             self.rig.service.beat()
         except BoxError as error:
-            return _Ending("disturbed", redact_text(error.what), died=ending.died)
-        cause = self.watch.answer().cause
+            return error.what
+        if not watch.seen and time.monotonic() - self.begun > SILENCE_S:
+            return SILENT
+        cause = watch.answer().cause
         if cause in STOPPED:
-            return _Ending("disturbed", f"somebody else stopped the unit ({cause})", died=ending.died)
+            return f"somebody else stopped the unit ({cause})"
         with suppress(BoxError):
             if suspended := facts.suspended(self.rig.transport, self.rig.service.pids()):
-                return _Ending("disturbed", f"somebody suspended its processes: {suspended}")
+                return f"somebody suspended its processes: {suspended}"
             if cause == "disk_full":
                 free_mib = caches.free_mib(self.rig.transport, self.rig.unit, root=self.rig.cache_root)
                 if free_mib is not None and free_mib < FULL_DISK_MIB:
-                    return _Ending(
-                        "disturbed", f"the disk of the caches is full: {free_mib} MiB free", died=ending.died
-                    )
-        return ending
+                    return f"the disk of the caches is full: {free_mib} MiB free"
+        return None
 
     def finish(self, end: _Ending, last: StepName | None) -> Iterator[AnyRecord]:
         """The journal's answer and the boot's end."""
@@ -518,7 +526,7 @@ class _Boot:
         self.identity = self.check_unit()
         self.check_command()
         if not self.watch.seen:
-            raise _Ending("disturbed", "the journal is silent: not one entry since the start")
+            raise _Ending("disturbed", SILENT)
         timeline = self.watch.timeline()
         self.proof = self.rig.engine.cache_proof(timeline, self.launch)
         if self.planned.cache == "cold" and self.proof in ("loaded", "mixed"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,28 @@ def test_a_server_that_is_healthy_and_never_answers_ends_at_the_first_request(be
     bench.boot(launch_of(bench, "healthy"))
     assert (bench.end.boot_outcome, bench.end.step) == (LATE["first_request"], "first_request")
     assert bench.end.why == "the engine answers no request any more (0.5 s after an error)"
+    assert bench.service.pids() == ()
+
+
+class Nothing:
+    """The entries of a journal that says nothing."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __iter__(self):
+        self.closed.wait(30)
+        return iter(())
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_journal_that_says_nothing_disturbs_the_boot_since_nothing_tells_that_it_was_cold(bench, monkeypatch):
+    monkeypatch.setattr(bench.service, "follow", lambda _cursor: Nothing())
+    bench.boot(bench.launch(1))
+    assert (bench.end.boot_outcome, bench.end.step) == ("disturbed", "ready")
+    assert bench.end.why == "the journal is silent: not one entry since the start"
     assert bench.service.pids() == ()
 
 

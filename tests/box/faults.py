@@ -358,11 +358,6 @@ def _freeze(world: World) -> None:
         world.box.kill(pid, signal.SIGSTOP)
 
 
-def _to_journald(world: World, how: int) -> None:
-    for pid in world.box.pids("systemd-journald"):
-        world.box.kill(pid, how)
-
-
 def _suspend_us(world: World) -> None:
     _signal(signal.SIGSTOP)(world)
     world.production_is_back(60)
@@ -405,13 +400,6 @@ FAULTS = (
         lambda world: world.box.sh(("systemctl", "stop", "--no-block", UNIT)) and None,
         _always(0),
         places=RUNS_PRODUCTION + RUNS_ENGINE,
-    ),
-    Fault(
-        "journald hangs",
-        lambda world: _to_journald(world, signal.SIGSTOP),
-        _always(3),
-        heal=lambda world: _to_journald(world, signal.SIGCONT),
-        places=("clean_slate", "cold", "render", "start"),
     ),
     Fault("coldboot suspended", _suspend_us, _always(0), dead_man_s=3, places=PLACES[:-1]),
     Fault("SIGSTOP of the engine", _freeze, _always(0), places=RUNS_PRODUCTION + RUNS_ENGINE),
