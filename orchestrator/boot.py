@@ -3,7 +3,7 @@
 The steps stand in `_Boot.run` in their order. Each has a deadline and is a record; whatever happens in one of them, the
 last step (stop) is done and the boot has an outcome:
 
-completed    every level was measured (levels may have failed: the engine answered errors and lived on)
+completed    every level was tried (levels may have failed: the engine answered errors and lived on)
 crashed      the engine died, at whatever step
 not_ready    the engine lives but was not ready, or stopped answering, by the deadline
 disturbed    the rig's fault: no clean slate, not cold, the box's commands failed; the boot is repeated
@@ -180,6 +180,7 @@ class _Boot:
         self.identity: UnitState | None = None
         self.proof: str | None = None
         self.settling = False
+        self.failed_at: dict[int, None] = {}
         self.target: load.Target | None = None
         self.gpus: facts.GpuState | None = None
 
@@ -187,7 +188,7 @@ class _Boot:
 
     def run(self) -> Iterator[AnyRecord]:
         yield BootStarted(**self.key, command=redact_argv(self.launch.argv), env=redact_env(self.launch.env))
-        end = _Ending("completed", "every level was measured")
+        end = _Ending("completed", "every level was tried")
         last: StepName | None = None
         lost: BoxError | None = None
         steps: tuple[tuple[StepName, Callable[[], _Work]], ...] = (
@@ -215,6 +216,8 @@ class _Boot:
             end = end if end.outcome != "completed" else ending
         except BoxError as error:
             lost = error
+        if end.outcome == "completed" and self.failed_at:
+            end = _Ending("completed", f"{end.why}; failed at {', '.join(map(str, self.failed_at))}")
         yield from self.finish(end, last)
         if lost is not None:
             raise lost
@@ -658,6 +661,7 @@ class _Boot:
             yield trial
             self.check()
             if trial.failed:
+                self.failed_at[concurrency] = None
                 with self.engine_time():
                     self.lives()
             if trial.valid or trial.failed:

@@ -36,7 +36,8 @@ def next_steps(verdicts: Verdicts, folder: Path, options: str = "", *, boots_lef
         yield f"{boots_left} boots are left: the same command goes on"
         return
     open_ = ("WINNER", "CONTENDER", "UNDECIDED")
-    boots = [one.boots for one in verdicts.variants if one.verdict in open_ and one.boots > 0]
-    if boots and min(boots) < ENOUGH_TO_VOUCH and verdicts.plan == "fixed":
+    booted = [one for one in verdicts.variants if one.verdict in open_ and one.boots > 0]
+    if booted and min(one.boots for one in booted) < ENOUGH_TO_VOUCH and verdicts.plan == "fixed":
         why = f"{verdicts.winner} is provisional" if verdicts.winner else "nothing is decided"
-        yield f"{why}: the same command with --boots {ENOUGH_TO_VOUCH} adds the boots that vouching needs"
+        wanted = max(one.boots + (cell.more_boots or 0) for one in booted for cell in one.cells)
+        yield f"{why}: the same command with --boots {max(wanted, ENOUGH_TO_VOUCH)} adds the boots that vouching needs"

@@ -175,6 +175,7 @@ def _on_end(listener: Listener) -> campaign.AtEnd:
 
 
 @task(
+    auto_shortflags=False,
     help={
         "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
         "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
@@ -192,7 +193,7 @@ def _on_end(listener: Listener) -> campaign.AtEnd:
         "matrix": "another file than matrix.yaml",
         "quiet": "say only warnings and the end",
         "json-lines": "each record as a JSON line on standard output, and nothing else there",
-    }
+    },
 )
 @command(unexpected=BOX)
 def matrix(
@@ -248,12 +249,13 @@ def matrix(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "experiment": "its name (default: the newest)",
         "out": "where experiments are kept",
         "explain": "print the whole derivation of one variant's verdict",
         "compare": "two variants side by side, or two experiments, as spec-1,no-spec",
-    }
+    },
 )
 @command(unexpected=USAGE)
 def report_(
@@ -283,12 +285,13 @@ def report_(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "experiment": "its name (default: the newest)",
         "out": "where experiments are kept",
         "baseline": "the folder of an experiment that was good: no regression against its boots",
         "claim": "as 'spec-1 >= 1.5x no-spec at 1'",
-    }
+    },
 )
 @command(unexpected=USAGE)
 def gate(
@@ -306,7 +309,13 @@ def gate(
     return code
 
 
-@task(help={"series": "hand-recorded boots (YAML, JSON, CSV), or a folder of another tool's results", "json": "verdicts as JSON"})
+@task(
+    auto_shortflags=False,
+    help={
+        "series": "hand-recorded boots (YAML, JSON, CSV), or a folder of another tool's results",
+        "json": "verdicts as JSON",
+    },
+)
 @command(unexpected=USAGE)
 def judge(_context: Context, series: str | None = None, json: bool = False) -> int:
     """Verdicts on hand-recorded boots, by the same code as a campaign."""
@@ -321,13 +330,14 @@ def judge(_context: Context, series: str | None = None, json: bool = False) -> i
 
 
 @task(
+    auto_shortflags=False,
     help={
         "journal": "journalctl -o json, export or short, or a plain log; - is standard input",
         "json": "the answer as JSON",
         "invocation": "answer this start, by its InvocationID",
         "all": "answer every start, as a list",
         "matrix": "use the rules of this matrix.yaml, too",
-    }
+    },
 )
 @command(unexpected=USAGE)
 def classify(
@@ -351,13 +361,14 @@ def classify(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "box": "a box of matrix.yaml",
         "matrix": "another file than matrix.yaml",
         "out": "where experiments are kept",
         "experiment": "another name than the file's",
         "break-lock": "also when a campaign seems to be alive on the box",
-    }
+    },
 )
 @command(unexpected=BOX)
 def restore(
@@ -376,13 +387,14 @@ def restore(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "box": "a box of matrix.yaml",
         "matrix": "another file than matrix.yaml",
         "out": "where experiments are kept",
         "experiment": "another name than the file's",
         "json": "findings as JSON",
-    }
+    },
 )
 @command(unexpected=BOX)
 def doctor_(
@@ -406,6 +418,7 @@ def doctor_(
 
 
 @task(
+    auto_shortflags=False,
     positional=["variant"],
     help={
         "variant": "which one",
@@ -435,6 +448,7 @@ def adopt(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
         "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
@@ -447,7 +461,7 @@ def adopt(
         "experiment": "another name than the file's",
         "new": "as if beginning afresh",
         "matrix": "another file than matrix.yaml",
-    }
+    },
 )
 @command(unexpected=BOX)
 def plan_(
@@ -483,6 +497,7 @@ def plan_(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "box-host": "read the unit of this box: an alias of the ssh config (default: this machine)",
         "unit": "the installed unit",
@@ -492,7 +507,7 @@ def plan_(
         "experiment": "its name (default: the unit's)",
         "matrix": "the file to write",
         "force": "replace a file that is there",
-    }
+    },
 )
 @command(unexpected=BOX)
 def init(
@@ -527,12 +542,13 @@ def init(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "plan": "adaptive plans, separated by commas (default: nightly,pull-request)",
         "trials": "campaigns for each cell of the table (default 1000, several minutes)",
         "seed": "of the boots (default 1)",
         "write": "a page to write the table into, as docs/error-rates.md",
-    }
+    },
 )
 @command(unexpected=USAGE)
 def simulate_(
@@ -556,6 +572,7 @@ def simulate_(
 
 
 @task(
+    auto_shortflags=False,
     help={
         "variant": "which one is doubled (default: the first of the file)",
         "boots": "boots of each twin (default 3)",
@@ -566,7 +583,7 @@ def simulate_(
         "yes": "the production service may be taken down",
         "new": "begin afresh beside an earlier one",
         "matrix": "another file than matrix.yaml",
-    }
+    },
 )
 @command(unexpected=BOX)
 def aa(

@@ -28,12 +28,11 @@ TELLING: dict[str, re.Pattern[str]] = {
     "ErrorLine": re.compile(r"^(?:\([\w-]+ pid=\d+\) )?(?:ERROR|CRITICAL)\b"),
 }
 GRAPH_CAPTURE_NOTE = (
-    "The report that this experiment goes back to read the same error as a failure of CUDA-graph capture, because its "
-    "traceback names vllm/compilation/cuda_graph.py:254. In vLLM 0.26.0 that line is `return self.runnable(*args, "
-    "**kwargs)`, the branch without capture or replay: an ordinary forward pass, here the first prompt's prefill. A "
-    "boot of another card died at the same frame after it had captured all its graphs. “Triton Error [CUDA]: out of "
-    "memory” is the driver that cannot load a kernel's binary at its first use, outside torch's allocator. Hence "
-    "triton_oom at the first request: what is missing is headroom beside gpu-memory-utilization."
+    "The traceback goes through vllm/compilation/cuda_graph.py, and has been read as a failure of CUDA-graph capture "
+    "for that. In vLLM 0.26.0 its line 254 is the branch without capture or replay: an ordinary forward pass, here the "
+    "first prompt's prefill. “Triton Error [CUDA]: out of memory” is the driver that cannot load a kernel's binary at "
+    "its first use, outside torch's allocator. Hence triton_oom at the first request: what is missing is headroom "
+    "beside gpu-memory-utilization."
 )
 
 
@@ -129,9 +128,19 @@ def gather(
     found = [view for boot in mine if (view := _witness(boot, verdict, folder)) is not None]
     notes = [note for reason in verdict.reasons for note in _notes(reason, verdict, cells, mine)]
     causes = {(one.cause, one.phase) for boot in mine if (one := boot.result) is not None and one.died}
-    if any(cause == "triton_oom" and phase in ("first_request", None) for cause, phase in causes):
+    first = any(cause == "triton_oom" and phase in ("first_request", None) for cause, phase in causes)
+    if first and folder is not None and any(_names_the_frame(folder / boot.name / JOURNAL) for boot in mine):
         notes.append(GRAPH_CAPTURE_NOTE)
     return tuple(found), tuple(notes)
+
+
+def _names_the_frame(path: Path) -> bool:
+    """Whether a boot's traceback can be mistaken for one of graph capture."""
+    try:
+        with path.open("rb") as file:
+            return any(b"cuda_graph.py" in line and b"254" in line for line in file)
+    except OSError:
+        return False
 
 
 def _witness(boot: BootView, verdict: VariantVerdict, folder: Path | None) -> EvidenceView | None:
