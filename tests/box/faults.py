@@ -388,7 +388,13 @@ FAULTS = (
     ),
     Fault("power cut of the box", _reboot(cut=True), _always(0)),
     Fault("reboot of the box", _reboot(cut=False), _always(0)),
-    Fault("our disk is full", _fill_ours, _always(4), heal=lambda world: (world.disk / "filler").unlink()),
+    Fault(
+        "our disk is full",
+        _fill_ours,
+        # The campaign's last record alone may still fit into what its file has of its last page.
+        lambda place: (0, 4) if place in BOOTS_DONE else (4,),
+        heal=lambda world: (world.disk / "filler").unlink(),
+    ),
     Fault(
         "the box's disk is full",
         _fill_box,
