@@ -110,16 +110,19 @@ def test_the_winner_has_no_evidence_against_it(view):
     assert view.variants[0].notes == ()
 
 
+FRAME = '(EngineCore pid=7)   File \\"/v/vllm/compilation/cuda_graph.py\\", line 254, in __call__'
+
+
 @pytest.mark.parametrize(
-    ("cause", "phase", "noted"),
+    ("cause", "phase", "frame", "noted"),
     [
-        ("triton_oom", "first_request", True),
-        ("triton_oom", None, True),  # recorded by hand, without a phase
-        ("triton_oom", "graph_capture", False),
-        ("torch_oom", "first_request", False),
+        ("triton_oom", "first_request", FRAME, True),
+        ("triton_oom", "first_request", "another frame", False),
+        ("triton_oom", "graph_capture", FRAME, False),
+        ("torch_oom", "first_request", FRAME, False),
     ],
 )
-def test_the_other_reading_as_graph_capture_stands_beside_a_triton_oom_at_the_first_request(cause, phase, noted):
+def test_the_other_reading_as_graph_capture_stands_where_its_frame_does(tmp_path, cause, phase, frame, noted):
     boot = BootResult(
         boot="b01",
         variant="spec-3",
@@ -132,8 +135,10 @@ def test_the_other_reading_as_graph_capture_stands_beside_a_triton_oom_at_the_fi
         cause=cause,
         phase=phase,
     )
+    (tmp_path / "b01").mkdir()
+    (tmp_path / "b01" / "journal.jsonl").write_text(f'{{"MESSAGE": "{frame}"}}\n')
     series = Series(experiment="seed", variants=("spec-3",), boots=(boot,))
-    notes = build_view((), series, verdict.judge(series), None).variants[0].notes
+    notes = build_view((), series, verdict.judge(series), tmp_path).variants[0].notes
     assert (evidence.GRAPH_CAPTURE_NOTE in notes) is noted
 
 
