@@ -106,6 +106,15 @@ def test_a_process_that_holds_four_gib_is_seen_on_its_gpu():
     assert busy.gpus[1].throttle == ()
 
 
+def test_of_a_serving_vllm_the_gpu_shows_the_engine_core_under_its_own_title():
+    serving = state("h200_serving.gpu_state.txt")
+    (gpu,), (process,) = serving.gpus, serving.processes
+    assert (process.name, process.pid, process.used_mib) == ("VLLM::EngineCore", 1493, 73042)
+    assert gpu.used_mib - process.used_mib == 9
+    assert gpu.total_mib - gpu.used_mib - gpu.free_mib == 614
+    assert (gpu.utilisation_percent, gpu.sm_clock_mhz, gpu.temperature_c, gpu.power_w) == (100, 1980, 47, 436.31)
+
+
 def test_a_gpu_that_runs_hot_says_why_its_clock_is_low():
     serving = state("rtx3090x2_serving.gpu_state.txt")
     assert [gpu.throttle for gpu in serving.gpus] == [("sw_power_cap",), ("sw_power_cap", "sw_thermal_slowdown")]
