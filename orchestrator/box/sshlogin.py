@@ -58,7 +58,11 @@ _EXPLANATIONS: tuple[tuple[type[BaseException], str, str], ...] = (
         "something there may not speak ssh, or the connection was lost: is sshd running (`systemctl status ssh`)?",
     ),
     (EOFError, "the connection was closed by the other side", "see `journalctl -u ssh` on the box"),
-    (socket.gaierror, "the host name is not known ({said})", "mend HostName in the ssh config"),
+    (
+        socket.gaierror,
+        "the host name is not known ({said})",
+        "give this alias a HostName in the ssh config, or the box another `host:` in matrix.yaml",
+    ),
     (
         ConnectionRefusedError,
         "nothing listens there (connection refused)",

@@ -39,6 +39,8 @@ def table(verdicts: Verdicts) -> RenderableType:
         )
         died = f", {variant.boots_failed} died" if variant.boots_failed else ""
         answer = Text(variant.verdict, style=_STYLES[variant.verdict])
+        if variant.verdict == "WINNER" and verdicts.provisional:
+            answer.append("\nprovisional", style="dim")
         grid.add_row(Text(words.clean(variant.name)), answer, *cells, Text(f"{variant.boots}{died}"))
     stamp = [Text(f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}", style="bold yellow")] if verdicts.rehearsal else []
     unit = Text("tok/s against concurrency; boots that do not reproduce stand one by one", style="dim")
