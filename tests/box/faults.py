@@ -499,7 +499,8 @@ def table(results: dict[tuple[str, str], str]) -> str:
         lines.append(f"| {fault.name} | " + " | ".join(cells) + " |")
     ran = [key for key in results if key[1] in names]
     bad = [key for key in ran if results[key].startswith("FAILED")]
-    lines += ["", f"{len(ran)} cells were run, {len(ran) - len(bad)} are right.", ""]
+    every = sum(len(fault.places) for fault in FAULTS)
+    lines += ["", f"{len(ran)} of {every} cells were run, {len(ran) - len(bad)} of them are right.", ""]
     return "\n".join(lines)
 
 
