@@ -115,12 +115,14 @@ def test_a_life_from_start_to_a_polite_stop(service):
         ("import os; os.kill(os.getpid(), 9)", "code=killed, status=9/KILL", "failed", "signal"),
     ],
 )
-def test_how_it_ended_is_said_in_systemds_words_and_after_its_own(service, code, said, active, result):
+def test_how_it_began_and_ended_is_said_in_systemds_words_around_its_own(service, code, said, active, result):
     heard = begin(service, launch("print('last words', flush=True)\n" + code))
     exited = heard.until("Main process exited")
     assert said in exited.message
     assert (exited.identifier, exited.transport, exited.pid) == ("systemd", "journal", 1)
-    assert heard.messages()[0] == "last words"
+    assert heard.messages()[:2] == ["Started here.service.", "last words"]
+    began = heard.until("Started")
+    assert (began.identifier, began.transport, began.invocation_id) == ("systemd", "journal", exited.invocation_id)
     assert (service.state().active_state, service.state().result) == (active, result)
     heard.stream.close()
 
@@ -129,7 +131,7 @@ def test_both_streams_are_kept_in_order(service):
     code = "import os\nfor i in range(50):\n os.write(1, b'out %d\\n' % i); os.write(2, b'err %d\\n' % i)\n"
     heard = begin(service, launch(code))
     heard.until("Main process exited")
-    assert heard.messages()[:100] == [f"{kind} {i}" for i in range(50) for kind in ("out", "err")]
+    assert heard.messages()[1:101] == [f"{kind} {i}" for i in range(50) for kind in ("out", "err")]
     heard.stream.close()
 
 

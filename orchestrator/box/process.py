@@ -32,6 +32,7 @@ from orchestrator.errors import BoxError, UsageError
 from orchestrator.matrix import BoxSpec
 from orchestrator.records import JournalEntry, ProductionState, StepName
 
+_STARTED = "\x1ecoldboot-started"
 _EXIT = "\x1ecoldboot-exit "
 _KILL_GRACE_S = 5.0
 _SIGNALS = {1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 11: "SEGV", 15: "TERM"}
@@ -40,6 +41,7 @@ _STATUS_NAMES = {0: "SUCCESS", 1: "FAILURE", 2: "INVALIDARGUMENT", 126: "n/a", 1
 # The file `pid`: process id, start time (clock ticks since the machine's boot), the machine's boot, our invocation.
 _SUPERVISE = r"""
 dir=$1 id=$2; shift 2
+printf '\036coldboot-started\n' >>"$dir/log"
 COLDBOOT_INVOCATION="$id" setsid env "$@" </dev/null >>"$dir/log" 2>&1 &
 pid=$!
 start=
@@ -273,36 +275,39 @@ class ProcessService:
         return self._sh('[ ! -e "$1" ] && echo 0 || wc -c <"$1"', f"{self._dir}/log").strip()
 
     def follow(self, cursor: str) -> EntryStream:
-        """See `Service.follow`. The times are those of arrival; how it ended is said in systemd's words."""
+        """See `Service.follow`. The times are those of arrival; its start and its end are said in systemd's words."""
         log = f"{self._dir}/log"
         return LineEntries(self._transport.stream(("tail", "-c", f"+{int(cursor) + 1}", "-f", log)), self._entries)
 
     def _entries(self, line: str, index: int) -> tuple[JournalEntry, ...]:
-        at_us = time.time_ns() // 1000
-        if not line.startswith(_EXIT):
-            program = PurePosixPath(self._installed.argv[0]).name if self._installed else None
-            entry = JournalEntry(
-                index=index,
-                message=line,
-                at_us=at_us,
-                invocation_id=self._invocation,
-                unit=self.name,
-                identifier=program,
-                transport="stdout",
-            )
-            return (entry,)
-        return tuple(
-            JournalEntry(
-                index=index + number,
-                message=f"{self.name}: {text}",
-                at_us=at_us,
-                invocation_id=self._invocation,
-                unit=self.name,
-                identifier="systemd",
-                pid=1,
-                transport="journal",
-            )
-            for number, text in enumerate(exit_words(int(line.removeprefix(_EXIT))))
+        # Its first line comes 10 to 20 s after the start of a real engine, so the start has an entry of its own.
+        if line == _STARTED:
+            return (self._said(f"Started {self.name}.", index),)
+        if line.startswith(_EXIT):
+            words = exit_words(int(line.removeprefix(_EXIT)))
+            return tuple(self._said(f"{self.name}: {text}", index + number) for number, text in enumerate(words))
+        entry = JournalEntry(
+            index=index,
+            message=line,
+            at_us=time.time_ns() // 1000,
+            invocation_id=self._invocation,
+            unit=self.name,
+            identifier=PurePosixPath(self._installed.argv[0]).name if self._installed else None,
+            transport="stdout",
+        )
+        return (entry,)
+
+    def _said(self, text: str, index: int) -> JournalEntry:
+        """What systemd would have said of the unit."""
+        return JournalEntry(
+            index=index,
+            message=text,
+            at_us=time.time_ns() // 1000,
+            invocation_id=self._invocation,
+            unit=self.name,
+            identifier="systemd",
+            pid=1,
+            transport="journal",
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------
