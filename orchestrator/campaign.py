@@ -460,7 +460,7 @@ def _started(design: Design, site: Site) -> CampaignStarted:
         boots_planned=design.plan.boots if isinstance(design.plan.boots, int) else None,
         fingerprint=site.fingerprint,
         versions={"coldboot": __version__},
-        production=site.production,
+        production=site.production.model_copy(update={"command": redact_argv(site.production.command)}),
         resumed=any(isinstance(record, CampaignStarted) for record in design.records),
         variants=design.plan.variants,
         concurrency=matrix.concurrency,
