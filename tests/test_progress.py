@@ -376,6 +376,10 @@ def test_a_boot_that_is_late_names_its_limit_and_where_it_stands(matrix):
     text = boot_warning(end, [end], None, matrix=matrix, unit_argv=(), journal=Path("j"))
     number = (ROOT / "matrix.yaml").read_text().splitlines().index("      ready_s: 30") + 1
     assert f"1 of 1 boot of spec-1 ended so. The limit is deadlines.ready_s = 30 s (matrix.yaml:{number})" in text
+    end = BootEnded(**key("spec-1", 1), boot_outcome="not_ready", why="no request answered any more", step="trials")
+    text = boot_warning(end, [end], None, matrix=matrix, unit_argv=(), journal=Path("j"))
+    assert "1 of 1 boot of spec-1 ended so. It was ready and stopped answering" in text
+    assert "ready_s" not in text
 
 
 def test_a_disturbed_boot_says_how_often_it_will_be_repeated(matrix):
