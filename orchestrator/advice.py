@@ -71,7 +71,9 @@ def _count(end: BootEnded, records: Iterable[AnyRecord]) -> str:
 
 def _next_step(end: BootEnded, answer: Answer | None, matrix: Matrix, unit_argv: Sequence[str]) -> str:
     if end.boot_outcome == "not_ready" and end.step != "ready":
-        return "It was ready and stopped answering: read the end of its journal, and `nvidia-smi` and `dmesg` on the box."
+        return (
+            "It was ready and stopped answering: read the end of its journal, and `nvidia-smi` and `dmesg` on the box."
+        )
     if end.boot_outcome == "not_ready":
         return f"The limit is deadlines.ready_s{_deadline_line(matrix)}: raise it, or read what the engine waited for."
     if answer is None or answer.advice is None:
