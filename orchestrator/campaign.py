@@ -91,7 +91,7 @@ def consent(design: Design, site: Site, listener: Listener, *, yes: bool) -> Non
     listener.say(announcement(design, site))
     if yes:
         return
-    answer = listener.confirm("Take it down and go on?")
+    answer = listener.confirm("Take it down and go on?" if site.has_production else "Go on?")
     if answer is None:
         raise UsageError("nobody can be asked here", hint="--yes says that the service may be taken down")
     if not answer:

@@ -313,19 +313,22 @@ def expected(design: Design) -> Forecast:
 
 def announcement(design: Design, site: Site) -> str:
     """What a campaign will do to a production service, said before it is done."""
-    state = "running" if site.production.active else "not running"
-    running = running_requests(site)
     launch = next(iter(site.launches.values()))
     boots, away = len(design.todo()), hours(expected(design).seconds)
+    planned = f"  {boots} boots of {len(site.launches)} variants, about {away}"
+    listens = f"the engine listens on 127.0.0.1:{launch.port} meanwhile."
+    actions = (f"  {action.text}" for action in site.service.install_actions(launch))
+    if not site.has_production:
+        first = f"{design.box.name} has no service that is taken down: the engine runs as a plain process."
+        return "\n".join((first, f"{planned}; {listens}", *actions))
+    state = "running" if site.production.active else "not running"
+    running = running_requests(site)
     lines = [
         f"{site.unit.name} on {design.box.name} is {state}"
         + (f", {running:g} requests are in it now" if running else "")
         + ". This campaign takes it down:",
-        (
-            f"  {boots} boots of {len(site.launches)} variants, about {away} of downtime; "
-            f"the engine listens on 127.0.0.1:{launch.port} meanwhile."
-        ),
-        *(f"  {action.text}" for action in site.service.install_actions(launch)),
+        f"{planned} of downtime; {listens}",
+        *actions,
         f"  Afterwards, and {hours(design.box.dead_man_s)} after this program's death, the service is as it is now.",
     ]
     return "\n".join(lines)

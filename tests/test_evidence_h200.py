@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.box.transports import connect
 from orchestrator.ledger import read
 from orchestrator.records import BootEnded, CampaignStarted, StepEnded, TrialEnded
+from orchestrator.survey import Options, announcement, prepare, survey
 from orchestrator.verdict import judge, series_from_records
 
 FOLDER = Path(__file__).parents[1] / "docs" / "evidence" / "h200"
@@ -57,3 +59,14 @@ def test_the_memory_was_back_within_half_a_second_of_every_stop_and_a_boot_cost_
     stops = [record for record in RECORDS if isinstance(record, StepEnded) and record.name == "stop"]
     assert max(record.facts["gpu_drained_s"] for record in stops) < 0.5
     assert max(record.ours_s for record in RECORDS if isinstance(record, BootEnded)) < 0.5
+
+
+def test_who_is_asked_on_a_box_without_a_service_manager_is_not_told_of_a_service_that_is_taken_down(tmp_path):
+    design = prepare(Options(matrix=FOLDER / "matrix.yaml", out=tmp_path))
+    transport = connect(design.box)
+    text = announcement(design, survey(design, transport))
+    transport.close()
+    first, second, *_ = text.splitlines()
+    assert first == "h200 has no service that is taken down: the engine runs as a plain process."
+    assert second.startswith("  6 boots of 3 variants, about ")
+    assert "downtime" not in text
