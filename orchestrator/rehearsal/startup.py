@@ -250,8 +250,9 @@ class Starter:
         if ledger.kv <= 0:
             raise StartFailure(
                 "start.kv",
-                "ValueError: No available memory for the cache blocks. Available KV cache memory: "
-                f"{_gib(ledger.kv)} GiB. Try increasing `gpu_memory_utilization` when initializing the engine. {_SEE}",
+                "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+                "initializing the engine (this flag also controls CPU memory reservation on the CPU backend, despite "
+                f"its name). {_SEE}",
             )
         needed = settings.max_model_len * ledger.kv_token_bytes / MIB
         if needed > ledger.kv:
