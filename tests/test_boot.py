@@ -175,7 +175,7 @@ def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_thei
     assert [trial.concurrency for trial in bench.trials if trial.valid] == [1, 1]
     assert all(trial.deltas.prefix_cache_hits in (None, 0.0) for trial in bench.trials)
     kept = {path.name for path in bench.boot_folder("b01-v").rglob("*c1*")}
-    assert {name.split(".")[0] for name in kept} == {"c1"}
+    assert {name.split(".")[0] for name in kept} == {"requests-c1", "metrics-c1"}
     assert any(".r1" in name for name in kept)
 
 
