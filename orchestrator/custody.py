@@ -21,7 +21,7 @@ from typing import Self
 import httpx
 
 from orchestrator import load
-from orchestrator.box import caches, facts, lock
+from orchestrator.box import caches, lock
 from orchestrator.box.engines import Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
@@ -32,7 +32,7 @@ from orchestrator.matrix import Deadlines
 from orchestrator.progress import Listener, hours
 from orchestrator.records import ProductionState
 from orchestrator.redact import redact_argv
-from orchestrator.survey import Design, Site, refuse_changed, running_requests
+from orchestrator.survey import Design, Site, engine_fingerprint, refuse_changed, running_requests
 
 API_KEY = "COLDBOOT_API_KEY"
 AGAIN_EVERY_S = 1.0
@@ -168,7 +168,7 @@ class Custody:
 
     def _refuse_changed(self) -> None:
         site = self.site
-        found = facts.fingerprint_of_all(site.transport, (launch.argv for launch in site.launches.values()))
+        found = engine_fingerprint(site.transport, site.unit, site.launches)
         refuse_changed(site.fingerprint, found, redact_argv(site.production.command), redact_argv(site.unit.argv))
 
     # --- giving it back --------------------------------------------------------------------------------------------

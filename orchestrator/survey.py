@@ -201,11 +201,18 @@ def survey(design: Design, transport: Transport) -> Site:
         launches=launches,
         changes={one.name: _changes(engine, unit, one, launches[one.name]) for one in matrix.all_variants},
         production=_production(design.records, service),
-        fingerprint=facts.fingerprint_of_all(transport, (launch.argv for launch in launches.values())),
+        fingerprint=engine_fingerprint(transport, unit, launches),
         rehearsal=rehearsal,
         has_production=box.service != "process",
         own=own_launch(box, unit),
     )
+
+
+def engine_fingerprint(transport: Transport, unit: UnitFacts, launches: dict[str, Launch]) -> dict[str, str | None]:
+    """The box's facts, with the versions that each program of the variants has under the unit's own PYTHONPATH."""
+    env = unit.env | next(iter(launches.values())).env
+    commands = (launch.argv for launch in launches.values())
+    return facts.fingerprint_of_all(transport, commands, python_path=env.get("PYTHONPATH"))
 
 
 def _changes(engine: Engine, unit: UnitFacts, variant: Variant, launch: Launch) -> int:

@@ -65,7 +65,7 @@ def world(monkeypatch):
     monkeypatch.setattr(room, "connect", made.connect)
     monkeypatch.setattr(room, "make_service", made.service)
     monkeypatch.setattr(room.lock, "hold", made.hold)
-    monkeypatch.setattr(room.facts, "fingerprint", lambda *_args, **_more: {"kernel": "6"})
+    monkeypatch.setattr(room, "engine_fingerprint", lambda *_args, **_more: {"kernel": "6"})
     monkeypatch.setattr(room.caches, "sweep", lambda *_args, **_more: made.done.append("sweep"))
     monkeypatch.setattr(room, "AGAIN_EVERY_S", 0.001)
     return made

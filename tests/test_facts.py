@@ -196,6 +196,19 @@ def _script(path, first_line):
     return (str(path),)
 
 
+def test_packages_that_only_the_units_pythonpath_shows_are_found_there_and_the_logins_own_is_not_looked_at(
+    here, tmp_path, monkeypatch
+):
+    package = tmp_path / "site" / "vllm-0.26.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
+    program = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert facts.fingerprint(here, program=program)["engine_version"] != "0.26.0"
+    told = facts.fingerprint_of_all(here, [program], python_path=f"/no/such/place:{tmp_path / 'site'}")
+    assert told["engine_version"] == "0.26.0"
+
+
 def test_a_console_script_leads_to_its_python_and_a_program_that_is_none_is_not_asked(here, tmp_path):
     direct = facts.fingerprint(here, program=_script(tmp_path / "vllm", f"#!{sys.executable}"))
     by_env = facts.fingerprint(here, program=_script(tmp_path / "vllm2", f"#!/usr/bin/env {sys.executable}"))

@@ -146,8 +146,9 @@ _GPU_FIELDS = (
 _QUERY_GPU = ("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits")
 
 _VERSIONS = """
-import json, platform
+import json, os, platform, sys
 from importlib import metadata
+sys.path[:0] = [place for place in os.environ["PLACES"].split(os.pathsep) if place]
 found = {"python": platform.python_version()}
 for name in ("vllm", "coldboot", "torch", "triton", "transformers", "flashinfer-python"):
     try:
@@ -174,7 +175,8 @@ exit 1
 ENGINE = "{engine}"
 """Stands for the engine's program in a fact's argv."""
 
-_VERSIONS_OF_ENGINE = ("env", f"CODE={_VERSIONS}", "sh", "-c", _ASK_ENGINE, "coldboot", ENGINE)
+_PLACES = "PLACES={python_path}"
+_VERSIONS_OF_ENGINE = ("env", f"CODE={_VERSIONS}", _PLACES, "sh", "-c", _ASK_ENGINE, "coldboot", ENGINE)
 _CPUINFO = ("cat", "/proc/cpuinfo")
 
 FACTS: tuple[Fact, ...] = (
@@ -215,7 +217,11 @@ FACTS: tuple[Fact, ...] = (
 
 
 def fingerprint(
-    transport: Transport, *, program: Sequence[str] = (), facts: Sequence[Fact] = FACTS
+    transport: Transport,
+    *,
+    program: Sequence[str] = (),
+    python_path: str | None = None,
+    facts: Sequence[Fact] = FACTS,
 ) -> dict[str, str | None]:
     """Read all facts of a box in one round trip.
 
@@ -223,30 +229,35 @@ def fingerprint(
         transport: The way to the box.
         program: The engine's command; its Python is asked for the versions of the engine and its packages. An engine
             that is no Python program (a container, say) has None there.
+        python_path: The engine's PYTHONPATH, where its packages may lie; its Python is asked without any environment.
         facts: The table to read.
 
     Returns:
         Name → value, None where the box has no such thing, in the order of the table.
     """
-    texts = _read({fact.argv for fact in facts}, transport, engine_of(program))
+    texts = _read({fact.argv for fact in facts}, transport, engine_of(program), python_path or "")
     return {fact.name: _parsed(fact, texts[fact.argv]) for fact in facts}
 
 
-def fingerprint_of_all(transport: Transport, commands: Iterable[Sequence[str]]) -> dict[str, str | None]:
+def fingerprint_of_all(
+    transport: Transport, commands: Iterable[Sequence[str]], *, python_path: str | None = None
+) -> dict[str, str | None]:
     """The same for several commands: where versions are compared, each further program's facts stand beside.
 
     Args:
         transport: The way to the box.
         commands: The variants' command lines; the first one's program has the plain names.
+        python_path: As in `fingerprint`.
 
     Returns:
         As `fingerprint`; then `engine_version of /opt/v32/bin/python` and its kin for each other program.
     """
     first, *others = dict.fromkeys(engine_of(command) for command in commands)
-    found = fingerprint(transport, program=() if first is None else (first,))
+    found = fingerprint(transport, program=() if first is None else (first,), python_path=python_path)
     own = tuple(fact for fact in FACTS if ENGINE in fact.argv)
     for other in others:
-        told = fingerprint(transport, program=() if other is None else (other,), facts=own)
+        program = () if other is None else (other,)
+        told = fingerprint(transport, program=program, python_path=python_path, facts=own)
         found |= {f"{name} of {other}": value for name, value in told.items()}
     return found
 
@@ -259,10 +270,13 @@ def engine_of(program: Sequence[str]) -> str | None:
     return next((word for word in program if _PYTHON.match(PurePosixPath(word).name)), next(iter(program), None))
 
 
-def _read(argvs: set[tuple[str, ...]], transport: Transport, engine: str | None) -> dict[tuple[str, ...], str | None]:
+def _read(
+    argvs: set[tuple[str, ...]], transport: Transport, engine: str | None, python_path: str
+) -> dict[tuple[str, ...], str | None]:
     r"""Each command's output, None when it failed or is not there. \\x1e parts them: no output of ours holds it."""
     ordered = sorted(argv for argv in argvs if engine is not None or ENGINE not in argv)
-    commands = [shlex.join(engine if word == ENGINE and engine else word for word in argv) for argv in ordered]
+    told = {ENGINE: engine or ENGINE, _PLACES: f"PLACES={python_path}"}
+    commands = [shlex.join(told.get(word, word) for word in argv) for argv in ordered]
     script = "".join(f"{command} 2>/dev/null </dev/null\nprintf '\\036%d\\036' $?\n" for command in commands)
     result = transport.run(("sh", "-c", script), timeout_s=FACTS_S)
     parts = result.stdout.split("\x1e")

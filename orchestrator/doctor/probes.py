@@ -180,7 +180,9 @@ def engine(transport: Transport, known: Known) -> Finding:
     """The engine's Python and version, from its packages' metadata."""
     assert isinstance(known.own, Launch)
     wanted = [fact for fact in facts.FACTS if fact.name in _VERSIONS]
-    return judge_engine(facts.fingerprint(transport, program=known.own.argv, facts=wanted), known.own.argv[0], known)
+    places = None if known.unit is None else known.unit.env.get("PYTHONPATH")
+    found = facts.fingerprint(transport, program=known.own.argv, python_path=places, facts=wanted)
+    return judge_engine(found, known.own.argv[0], known)
 
 
 def judge_engine(found: Mapping[str, str | None], program: str, known: Known) -> Finding:
