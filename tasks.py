@@ -10,7 +10,11 @@ from invoke.collection import Collection
 from invoke.context import Context
 from invoke.tasks import task
 
-from orchestrator.commands import NAMESPACE
+from orchestrator import early
+
+early.until_begun()  # loading takes seconds, and Ctrl-C counts in them too
+
+from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
 
 _PYTHON = sys.executable
 

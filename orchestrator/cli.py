@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from invoke.program import Program
 
-from orchestrator import __version__
-from orchestrator.commands import NAMESPACE
+from orchestrator import __version__, early
+
+early.until_begun()  # loading takes seconds, and Ctrl-C counts in them too
+
+from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
 
 main = Program(name="Coldboot", binary="coldboot", namespace=NAMESPACE, version=__version__).run

@@ -7,6 +7,7 @@ here and a traceback in a file.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from rich.console import Console
 from orchestrator import (
     campaign,
     doctor,
+    early,
     journal,
     noise,
     on_end,
@@ -39,14 +41,14 @@ from orchestrator import (
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import next_steps, program
-from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, UsageError
+from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
 from orchestrator.live import make_listener
 from orchestrator.matrix import duration, find_experiment, load_matrix, parse_boots, select
 from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
 from orchestrator.progress import Listener, PlainListener
-from orchestrator.records import CACHE_STATES, CacheState, Series, Verdicts
+from orchestrator.records import CACHE_STATES, CacheState, CampaignStarted, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
@@ -73,6 +75,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
 
         @wraps(function)
         def ended(*args: Any, **kwargs: Any) -> None:
+            early.begun()
             try:
                 code = function(*args, **kwargs)
             except ColdbootError as error:
@@ -81,6 +84,10 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
             except KeyboardInterrupt:
                 _say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
                 code = INTERRUPTED
+            except BrokenPipeError:
+                # Whoever read the result (`| head`) has enough; what Python still holds must not fail at its exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                code = OK
             except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
                 where = _keep_traceback(name)
                 _say(f"coldboot {name}: unexpected {type(error).__name__}: {error}; details in {where}")
@@ -116,12 +123,22 @@ def _plan_name(text: str | None) -> PlanName | None:
     return text  # type: ignore[return-value]
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    if text is not None and not names:
+        # An empty variable of a script must not mean everything.
+        raise UsageError(f"--{option}: {text!r} names nothing; accepted: names, separated by commas")
+    return names
+
+
+def _folder(option: str, text: str) -> Path:
+    if not text.strip():
+        raise UsageError(f"--{option}: an empty path; accepted: a folder, such as {DEFAULT_OUT}")
+    return Path(text)
 
 
 def _cache_states(text: str | None) -> tuple[CacheState, ...]:
-    states = _names(text)
+    states = _names("cache", text)
     if any(state not in CACHE_STATES for state in states):
         raise UsageError(f"--cache: {text!r}; accepted: {', '.join(CACHE_STATES)}")
     return states  # type: ignore[return-value]
@@ -129,7 +146,14 @@ def _cache_states(text: str | None) -> tuple[CacheState, ...]:
 
 def _series(folder: Path) -> Series:
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
-    return verdict.series_from_records(read(folder), plan=plan)
+    records = read(folder)
+    if not any(isinstance(record, CampaignStarted) for record in records):
+        # Without it nobody knows which box this was, and whether it was a rehearsal.
+        raise LedgerError(
+            f"{folder / RECORDS}: no campaign_started in it: it is empty, or its beginning is lost",
+            hint="the same `matrix` command goes on or begins again; a copy of the file brings it back",
+        )
+    return verdict.series_from_records(records, plan=plan)
 
 
 def _judged(folder: Path) -> Verdicts | None:
@@ -218,11 +242,11 @@ def matrix(
     """Boot every variant cold, N times, and measure: plan, boots, ledger."""
     options = survey.Options(
         matrix=Path(matrix),
-        out=Path(out),
+        out=_folder("out", out),
         boots=None if boots is None else parse_boots(boots),
         plan=_plan_name(plan),
         box=box,
-        only=_names(only),
+        only=_names("only", only),
         cache=_cache_states(cache),
         seed=_number("seed", seed),
         experiment=experiment,
@@ -380,7 +404,7 @@ def restore(
     break_lock: bool = False,
 ) -> int:
     """Production back now: our drop-in away, the service as it was before the campaign."""
-    options = survey.Options(matrix=Path(matrix), out=Path(out), box=box, experiment=experiment)
+    options = survey.Options(matrix=Path(matrix), out=_folder("out", out), box=box, experiment=experiment)
     with PlainListener() as listener:
         print(campaign.bring_back(options, listener, break_lock=break_lock))
     return OK
@@ -406,7 +430,7 @@ def doctor_(
     json: bool = False,
 ) -> int:
     """Every precondition of a campaign on a box, with its number and what mends it; changes nothing."""
-    found = doctor.examine(survey.Options(matrix=Path(matrix), out=Path(out), box=box, experiment=experiment))
+    found = doctor.examine(survey.Options(matrix=Path(matrix), out=_folder("out", out), box=box, experiment=experiment))
     if json:
         sys.stdout.buffer.write(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     elif sys.stdout.isatty():
@@ -481,11 +505,11 @@ def plan_(
     """The boots in order, the commands of each step, hours by step, and what a budget buys; changes nothing."""
     options = survey.Options(
         matrix=Path(matrix),
-        out=Path(out),
+        out=_folder("out", out),
         boots=None if boots is None else parse_boots(boots),
         plan=_plan_name(plan),
         box=box,
-        only=_names(only),
+        only=_names("only", only),
         cache=_cache_states(cache),
         seed=_number("seed", seed),
         experiment=experiment,
@@ -559,7 +583,7 @@ def simulate_(
     write: str | None = None,
 ) -> int:
     """Error rates and boots of the plans, by the real planner and verdicts on boots whose truth is known."""
-    chosen = [name for one in _names(plan) if (name := _plan_name(one)) is not None]
+    chosen = [name for one in _names("plan", plan) if (name := _plan_name(one)) is not None]
     count, begin = _number("trials", trials), _number("seed", seed)
     lines = []
     for line in simulate.table(chosen, simulate.TRIALS if count is None else count, begin or simulate.SEED):
@@ -608,7 +632,7 @@ def aa(
         file.write_text(text, encoding="utf-8")
         options = survey.Options(
             matrix=file,
-            out=Path(out),
+            out=_folder("out", out),
             boots=parse_boots(boots),
             drain_s=_seconds("drain", drain),
             yes=yes,

@@ -79,6 +79,7 @@ variants:
         (("matrix", "--box", "nowhere"), "nowhere"),
         (("matrix", "--only", "spec-1,spec-9"), "spec-9"),
         (("matrix", "--cache", "lukewarm"), "lukewarm"),
+        (("matrix", "--only", ","), "--only"),
         (("matrix", "--matrix", "no-such-file.yaml"), "no-such-file.yaml"),
         (("report", "--experiment", "never"), "no experiment"),
         (("judge",), "--series"),

@@ -10,6 +10,7 @@ from orchestrator.errors import JournalError
 from orchestrator.journal import DEFAULT, Classifier, main_answer
 from orchestrator.journal.command import as_text
 from orchestrator.journal.reading import Reader
+from orchestrator.records import JournalEntry
 
 READY = "(APIServer pid=10) INFO:     Application startup complete."
 OK = '(APIServer pid=10) INFO:     10.0.0.8:55755 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
@@ -350,3 +351,32 @@ def test_an_empty_missing_or_foreign_file_is_refused_with_exit_4(tmp_path, journ
 
 def test_a_benign_answer_gives_no_advice_to_a_person():
     assert "→" not in as_text(fed(said(READY), said(OK, 1)).answer())
+
+
+def test_what_we_ended_ourselves_is_no_cause_of_the_death_before_it():
+    def said(index, message, identifier="vllm", transport="stdout"):
+        return JournalEntry(
+            index=index,
+            message=message,
+            at_us=1796000000000000 + index * 1_000_000,
+            unit="vllm.service",
+            identifier=identifier,
+            transport=transport,
+            invocation_id="a" * 32,
+        )
+
+    classifier = Classifier(unit="vllm.service")
+    lines = (
+        "INFO:     Application startup complete.",
+        'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK',
+        "(APIServer pid=2) WARNING 11-30 10:00:00 [c.py:702] [shutdown] MPClient: engine core exited unexpectedly",
+    )
+    for index, line in enumerate(lines):
+        classifier.feed(said(index, line))
+    before = classifier.answer()
+    classifier.mark("stop_requested", 1796000010000000)
+    classifier.feed(said(11, "vllm.service: Main process exited, code=killed, status=9/KILL", "systemd", "journal"))
+    after = classifier.answer()
+    assert (before.outcome, before.phase, before.cause) == ("fatal", "load", "engine_dead_no_root")
+    assert (after.outcome, after.phase, after.cause) == ("fatal", "load", "engine_dead_no_root")
+    assert [one.rule for one in after.evidence] == ["EngineFatal"]

@@ -37,6 +37,7 @@ ALLOWED = {
     "stats": set(),
     "rehearsal": set(),
     "interrupts": {"errors"},
+    "early": set(),
     "yamlfile": {"errors"},
     "matrix": SHARED | DESIGN | {"journal"},
     "matrix_keys": SHARED | DESIGN,

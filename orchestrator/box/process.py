@@ -189,6 +189,10 @@ class ProcessService:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise UsageError(f"unit_file {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"unit_file {path}: no text in UTF-8", hint="a systemd unit, as `systemctl cat`"
+            ) from error
         unit = unitfile.parse(text)
         specifiers = unitfile.unit_specifiers(
             path.name, user=self._transport.user, uid=uid, home=home, fragment=str(path)

@@ -138,6 +138,7 @@ class Classifier:
         if event == "stop_requested":
             line = lines.Line(body="a stop was requested")
             start.asked_to_stop(start.hit(_STOP_ASKED, Where(max(self.seen - 1, 0), at_us), line))
+            start.ended_seq = start.seq if start.ended_seq is None else start.ended_seq
             return
         start.is_ready(at_us)
         start.ok_requests += event == "served"

@@ -70,6 +70,8 @@ def main_answer(
 
 def _opened(path: str | Path) -> AbstractContextManager[BinaryIO]:
     if str(path) == "-":
+        if sys.stdin is None:
+            raise JournalError("standard input is closed", hint="give classify a file, or pipe a journal into it")
         return nullcontext(sys.stdin.buffer)
     return Path(path).open("rb")
 

@@ -77,7 +77,7 @@ class _Judgement:
     def _roots(self) -> list[Hit]:
         """Own faults that were not taken back, best first."""
         start = self.start
-        named = (*start.faults, *(end for end in start.exits if end.rule.cause))
+        named = (*start.faults, *(end for end in start.own_exits if end.rule.cause))
         roots = [hit for hit in named if not self._recovered(hit)]
         roots += [event.hit for event in start.kernel if event.hit.rule.kind == "fault" and self._is_ours(event)]
         return sorted(roots, key=lambda hit: (hit.rule.rank, hit.seq))
@@ -114,7 +114,7 @@ class _Judgement:
         signs = [*roots, *start.deaths]
         # A normal end that only the program's own noise shows is a crash once the server has served.
         quiet_end = not start.serving and any(hit.rule.cause == "benign_shutdown" for hit in start.benign)
-        for end in start.exits:
+        for end in start.own_exits:
             asked = start.stop is not None and end.seq > start.stop.seq
             if not asked and not (end.rule.clean and quiet_end):
                 signs.append(end)
@@ -224,7 +224,7 @@ class _Judgement:
         """The root first, then what else tells, in the order of the entries."""
         start = self.start
         kernel = [event.hit for event in start.kernel]
-        told = [*start.faults, *start.deaths, *kernel, *start.exits, *([start.hang] if start.hang else [])]
+        told = [*start.faults, *start.deaths, *kernel, *start.own_exits, *([start.hang] if start.hang else [])]
         rest = _unique(hit for hit in told if hit is not root)[:MOST_EVIDENCE]
         if no_root:
             known = {hit.entry for hit in rest}

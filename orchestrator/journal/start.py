@@ -96,6 +96,7 @@ class Start:
     kernel: list[KernelEvent] = field(default_factory=list)
     stop: Hit | None = None
     slow_stop: Hit | None = None
+    ended_seq: int | None = None
     hang: Hit | None = None
     restarted: bool = False
     pids: set[int] = field(default_factory=set)
@@ -155,6 +156,11 @@ class Start:
         alarming = [known.recoveries for known in (*self.faults, *self.deaths)]
         if not alarming or self.recoveries > max(alarming):
             self.stop = self.stop or hit
+
+    @property
+    def own_exits(self) -> list[Hit]:
+        """How it ended by itself: what came after the orchestrator ended it says nothing about its death."""
+        return [end for end in self.exits if self.ended_seq is None or end.seq <= self.ended_seq]
 
     def knows(self, rule: Rule, proc: str) -> bool:
         """Another hit of this rule would tell nothing new."""

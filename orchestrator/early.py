@@ -1,0 +1,32 @@
+"""Signals in the seconds before the first command runs, while its modules are loaded.
+
+Nothing has begun yet, so the process ends at once, with the exit code and the line that it promises. Imports nothing of
+ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"coldboot: interrupted before anything was begun; nothing was changed\n")
+    os._exit(_CODES[signal.Signals(number)])
+
+
+def until_begun() -> None:
+    """Takes the signals, until `begun` gives them back."""
+    for number in _CODES:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _end)
+
+
+def begun() -> None:
+    """A command runs now: what a signal means is its own affair."""
+    for number in _CODES:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -1,0 +1,37 @@
+"""A signal in the seconds of loading ends at once, with the exit code that it has everywhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LOADING = "from orchestrator import early; early.until_begun(); print('loading', flush=True); input()"
+BEGUN = "from orchestrator import early; early.until_begun(); early.begun(); print('begun', flush=True); input()"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_before_a_command_runs_a_signal_has_its_exit_code_and_one_line(number, code):
+    with subprocess.Popen(
+        (sys.executable, "-c", LOADING),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        assert process.wait(20) == code
+        assert process.stderr.read() == "coldboot: interrupted before anything was begun; nothing was changed\n"
+
+
+def test_once_a_command_runs_the_signals_are_its_own():
+    with subprocess.Popen(
+        (sys.executable, "-c", BEGUN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        assert "KeyboardInterrupt" in process.stderr.read()
