@@ -12,7 +12,8 @@ from invoke.tasks import task
 
 from orchestrator import early
 
-early.until_begun()  # loading takes seconds, and Ctrl-C counts in them too
+if early.is_program(sys.argv[0]):  # loading takes seconds, and Ctrl-C counts in them too
+    early.until_begun()
 
 from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 from invoke.program import Program
 
 from orchestrator import __version__, early
 
-early.until_begun()  # loading takes seconds, and Ctrl-C counts in them too
+if early.is_program(sys.argv[0]):  # loading takes seconds, and Ctrl-C counts in them too
+    early.until_begun()
 
 from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
 

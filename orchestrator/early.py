@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 
+_PROGRAMS = ("invoke", "inv", "coldboot")
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
     os.write(2, b"coldboot: interrupted before anything was begun; nothing was changed\n")
     os._exit(_CODES[signal.Signals(number)])
+
+
+def is_program(argv0: str) -> bool:
+    """Whether this process is one of the programs that run our tasks, and not another that imports them."""
+    path = Path(argv0)
+    return (path.parent.name if path.stem == "__main__" else path.stem) in _PROGRAMS
 
 
 def until_begun() -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from orchestrator import early
+
 LOADING = "from orchestrator import early; early.until_begun(); print('loading', flush=True); input()"
 BEGUN = "from orchestrator import early; early.until_begun(); early.begun(); print('begun', flush=True); input()"
 
@@ -35,3 +37,17 @@ def test_once_a_command_runs_the_signals_are_its_own():
         process.send_signal(signal.SIGINT)
         process.wait(20)
         assert "KeyboardInterrupt" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("argv0", "ours"),
+    [
+        ("/v/bin/invoke", True),
+        ("/v/lib/invoke/__main__.py", True),
+        ("coldboot", True),
+        ("/v/lib/pytest/__main__.py", False),
+        ("-c", False),
+    ],
+)
+def test_only_our_own_programs_take_the_signals(argv0, ours):
+    assert early.is_program(argv0) is ours
