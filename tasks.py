@@ -15,7 +15,7 @@ from orchestrator import early
 if early.is_program(sys.argv[0]):  # loading takes seconds, and Ctrl-C counts in them too
     early.until_begun()
 
-from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
+from orchestrator.commands import NAMESPACE
 
 _PYTHON = sys.executable
 

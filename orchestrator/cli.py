@@ -11,6 +11,6 @@ from orchestrator import __version__, early
 if early.is_program(sys.argv[0]):  # loading takes seconds, and Ctrl-C counts in them too
     early.until_begun()
 
-from orchestrator.commands import NAMESPACE  # noqa: E402 - see above
+from orchestrator.commands import NAMESPACE
 
 main = Program(name="Coldboot", binary="coldboot", namespace=NAMESPACE, version=__version__).run
