@@ -199,12 +199,13 @@ class _Walk:
         wanted = self.design.matrix.limits.free_disk_mib
         ours = shutil.disk_usage(self.ledger.folder).free // 2**20
         theirs = caches.free_mib(self.site.transport, self.site.unit, root=self.design.box.cache_root)
-        for where, free in ((f"this machine ({self.ledger.folder})", ours), ("the box, for its caches", theirs)):
-            if free is not None and free < wanted:
-                raise BoxError(
-                    f"{free} MiB are free on {where}, less than limits.free_disk_mib: {wanted}",
-                    hint="make room, or lower the limit; then the same command goes on",
-                )
+        hint = "make room, or lower the limit; then the same command goes on"
+        less = f"less than limits.free_disk_mib: {wanted}"
+        if ours < wanted:
+            # As when a record cannot be kept: the box is well, it is our own side that has no room.
+            raise LedgerError(f"{ours} MiB are free on this machine ({self.ledger.folder}), {less}", hint=hint)
+        if theirs is not None and theirs < wanted:
+            raise BoxError(f"{theirs} MiB are free on the box, for its caches, {less}", hint=hint)
 
     def affordable(self) -> int | None:
         """Boots that the budget still pays for, by the longest so far; None without a budget, or before a boot."""
