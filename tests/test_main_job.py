@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -44,6 +46,7 @@ def out(tmp_path_factory):
 def campaign(out):
     """What `invoke matrix` said, its seconds, and its peak memory in MiB."""
     begun = time.monotonic()
+    peak_kib = 0
     with (
         (out / "said").open("wb") as said,
         subprocess.Popen(
@@ -54,11 +57,16 @@ def campaign(out):
             stderr=said,
         ) as process,
     ):
-        _pid, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        # Not ru_maxrss: that of a child begins with what this process held when it was forked.
+        status = Path(f"/proc/{process.pid}/status")
+        while process.poll() is None:
+            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+            peak_kib = max(peak_kib, int(found[1]) if found else 0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.25)
     seconds = time.monotonic() - begun
     assert process.returncode == 0, (out / "said").read_text()[-4000:]
-    return (out / "said").read_text(), seconds, used.ru_maxrss / 1024
+    return (out / "said").read_text(), seconds, peak_kib / 1024
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +89,7 @@ def test_the_whole_rehearsal_ends_within_two_minutes(campaign):
 
 
 def test_the_orchestrator_stays_below_200_mib(campaign):
-    assert campaign[2] < MAX_RSS_MIB
+    assert 20 < campaign[2] < MAX_RSS_MIB
 
 
 def test_fifteen_boots_ended_and_none_is_missing(out, campaign):

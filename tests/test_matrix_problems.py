@@ -164,7 +164,7 @@ TOP = [
     ("concurrency: []", "concurrency: an empty list is not accepted;"),
     ("concurrency: 4", "concurrency: `4` is not accepted; accepted: a list of whole numbers"),
     ("concurrency:", "concurrency: nothing (null) is not accepted;"),
-    ("cache: hot", "cache: `hot` is not accepted; accepted: cold, clear, warm, as-is, or a list of these"),
+    ("cache: hot", "cache: `hot` is not accepted; accepted: cold, warm, as-is, or a list of these"),
     ("cache: [cold, wram]", "cache[1]: `wram` is not accepted, did you mean `warm`?;"),
     ("cache: [cold, cold]", "cache[1]: `cold` is given twice;"),
     ("cache: []", "cache: an empty list is not accepted;"),
@@ -200,7 +200,7 @@ TOP = [
     ("load: {window_s: 0}", "load.window_s: `0` is not accepted; accepted: above 0: seconds as a number"),
     ("load: {window_s: -1}", "load.window_s: -1 is no duration;"),
     ("load: {window_s: soon}", "load.window_s: `soon` is no duration;"),
-    ("load: {window: 3}", "load.window: unknown key, did you mean `window_s`?;"),
+    ("load: {windo_s: 3}", "load.windo_s: unknown key, did you mean `window_s`?;"),
     (
         "load: {endpoint: chats}",
         "load.endpoint: `chats` is not accepted, did you mean `chat`?; accepted: chat or compl",
@@ -293,7 +293,7 @@ BOX = [
     ("{unit: a, cache_root: caches}", "cache_root: `caches` is not accepted; accepted: an absolute path"),
     ("{unit: a, env: {A: true}}", "env.A: `true` is not accepted;"),
     ("{unit: a, env: {A: null}}", "env.A: nothing (null) is not accepted;"),
-    ("{unit: a, load: {windows: 1}}", "load.windows: unknown key, did you mean `window_s`?;"),
+    ("{unit: a, load: {windo_s: 1}}", "load.windo_s: unknown key, did you mean `window_s`?;"),
     ("{unit: a, load: {max_warmup_s: 1}}", "load.max_warmup_s: the longest warm-up (1 s) is shorter than the shortest"),
     ("{unit: a, name: x}", "name: unknown key; accepted: transport, host,"),
 ]
