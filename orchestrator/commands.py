@@ -186,7 +186,7 @@ def _on_end(listener: Listener) -> campaign.AtEnd:
         if words is None:
             return
         try:
-            verdicts = verdict.judge(_series(design.folder)) if (design.folder / RECORDS).exists() else None
+            verdicts = _judged(design.folder)
         except ColdbootError as error:
             listener.warn(f"on_end: there is no verdict to tell: {error.what}")
             verdicts = None
