@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ import httpx
 import orjson
 
 from orchestrator import load
-from orchestrator.box import caches, facts
+from orchestrator.box import caches, facts, gpuwatch
 from orchestrator.box.engines import Engine, Launch
 from orchestrator.box.services import Service, UnitFacts, UnitState
 from orchestrator.box.transports import Transport
@@ -673,7 +673,8 @@ class _Boot:
         assert self.watch is not None
         before = self.identity
         begun = time.monotonic()
-        with self.engine_time():
+        gpus = None if self.gpus is None else gpuwatch.GpuWatch(self.rig.transport)
+        with gpus or nullcontext(), self.engine_time():
             result = load.run_trial(
                 self.target,
                 self.rig.load,
@@ -692,18 +693,24 @@ class _Boot:
             # What failed or was slow meanwhile may be the network's fault: the level is measured again.
             reasons.append(f"the way to the box stalled for {stalled_s:.1f} s")
             found["failed"] = False
-        self.keep_raw(concurrency, attempt, result)
+        if gpus is not None:
+            reasons += _add_gpus(found, gpus, result)
+        self.keep_raw(concurrency, attempt, result, gpus)
         valid = bool(found.pop("valid")) and not reasons
         if not valid:
             found["tokens_per_s"] = None
         return TrialEnded(**self.key, **found, valid=valid, invalid_reasons=tuple(reasons))
 
-    def keep_raw(self, concurrency: int, attempt: int, result: load.TrialResult) -> None:
-        """Each request's timing and each counter read, beside the ledger."""
+    def keep_raw(
+        self, concurrency: int, attempt: int, result: load.TrialResult, gpus: gpuwatch.GpuWatch | None
+    ) -> None:
+        """Each request's timing, each counter read and each look at the GPUs, beside the ledger."""
         name = f"c{concurrency}" + ("" if attempt == 1 else f".r{attempt - 1}")
         for kind, rows in (("requests", result.timings), ("metrics", result.snapshots)):
             lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE, default=str) for row in rows]
             write_private(self.folder / f"{kind}-{name}.jsonl", b"".join(lines))
+        if gpus is not None:
+            write_private(self.folder / f"gpus-{name}.csv", gpus.raw().encode())
 
     def stop(self, *, polite: bool) -> _Work:
         """Stops the unit, notes how the memory drains, and takes this boot's caches away."""
@@ -754,6 +761,16 @@ def _gpu_facts(state: facts.GpuState) -> dict[str, Any]:
         "throttle": sorted({reason for gpu in state.gpus for reason in gpu.throttle or ()}),
         **({"start_temperature_c": max(temperatures)} if temperatures else {}),
     }
+
+
+def _add_gpus(found: dict[str, Any], gpus: gpuwatch.GpuWatch, result: load.TrialResult) -> tuple[str, ...]:
+    """Adds the GPUs in the window, and what to say of them, to a trial's fields; why it is disturbed, if it is."""
+    if result.window is None:
+        return ()
+    use, problem = gpus.use(result.window.start_s, result.window.end_s)
+    found["gpu"] = use
+    found["warnings"] = (*found["warnings"], *gpuwatch.remarks(use or ()), *([] if problem is None else [problem]))
+    return gpuwatch.disturbances(use or ())
 
 
 def _healthy(client: httpx.Client, path: str) -> bool:

@@ -221,6 +221,26 @@ class Deltas(Frozen):
     counter_reset: bool = False
 
 
+class GpuUse(Frozen):
+    """One GPU over one window, from samples twice a second; None: this GPU does not tell (MIG, an old board).
+
+    `throttle`: reason for a lower clock → share of the samples that named it (0..1); empty: none was seen. `samples`
+    counts all of the window. `memory_clock_mhz` is the lowest seen, `power_limit_w` the last.
+    """
+
+    index: int
+    samples: int
+    utilisation_mean_percent: float | None = None
+    memory_used_max_mib: float | None = None
+    sm_clock_min_mhz: float | None = None
+    sm_clock_mean_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_mean_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_max_c: float | None = None
+    throttle: dict[str, float] | None = None
+
+
 class ProductionState(Frozen):
     """What was there before the campaign's first change, and must be there after its last."""
 
@@ -317,7 +337,8 @@ class TrialEnded(BootRecord):
 
     `tokens_per_s` is the counter's increase in the window over its wall time; None when the trial is not valid or
     failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed under
-    load: a 5xx, a cut stream, an engine death (`errors`: kind → count).
+    load: a 5xx, a cut stream, an engine death (`errors`: kind → count). `gpu`: the GPUs in the window, None without
+    any.
     """
 
     kind: Literal["trial"] = "trial"
@@ -340,6 +361,7 @@ class TrialEnded(BootRecord):
     e2e_ms: Quantiles = Quantiles()
     window_started_at: str | None = None
     warnings: tuple[str, ...] = ()
+    gpu: tuple[GpuUse, ...] | None = None
 
 
 class BootEnded(BootRecord):

@@ -316,3 +316,48 @@ def test_a_trial_during_which_the_way_to_the_box_stalled_is_measured_again(bench
     assert (first.valid, first.tokens_per_s, first.failed) == (False, None, False)
     assert "the way to the box stalled for 3.0 s" in first.invalid_reasons
     assert (last.valid, last.invalid_reasons) == (True, ())
+
+
+NVIDIA_SMI = """#!/bin/sh
+# One GPU that serves nobody else, and the clock of which is what the test says.
+case "$*" in
+    *--loop-ms*) while :; do echo '2026/11/30 17:52:13.123, 0, 98, 73051, 1890, 3201, 436.31, 700.00, 84, {reasons}'
+        sleep 0.02; done;;
+    *query-gpu*) echo '0, GPU-1, 143771, 0, 143156, 1980, 36, 0, 130.87, 0x0000000000000000';;
+esac
+"""
+
+
+def with_gpu(bench, monkeypatch, reasons):
+    program = bench.folder / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(NVIDIA_SMI.format(reasons=reasons))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+
+
+def test_each_trial_tells_what_the_gpus_did_in_its_window_and_a_power_limit_leaves_it_valid(bench, monkeypatch):
+    with_gpu(bench, monkeypatch, "0x0000000000000004")
+    (trial,) = bench.trials
+    (gpu,) = trial.gpu
+    assert (trial.valid, gpu.index, gpu.memory_used_max_mib, gpu.power_mean_w) == (True, 0, 73051, 436.31)
+    assert gpu.throttle == {"sw_power_cap": 1.0}
+    assert any(text.startswith("GPU 0 was at its power limit of 700 W") for text in trial.warnings)
+    kept = (bench.folder / "boots" / "b01-v" / "gpus-c1.csv").read_text().splitlines()
+    assert len(kept) > gpu.samples
+
+
+def test_a_window_in_which_heat_slows_the_gpu_down_is_measured_again_three_times_and_has_no_value(bench, monkeypatch):
+    with_gpu(bench, monkeypatch, "0x0000000000000020")
+    assert [(trial.valid, trial.tokens_per_s) for trial in bench.trials] == [(False, None)] * 4
+    assert all("throttled: GPU 0 sw_thermal_slowdown in 100 %" in trial.invalid_reasons[0] for trial in bench.trials)
+    assert bench.end.boot_outcome == "completed"
+
+
+def test_without_a_gpu_a_trial_says_nothing_of_one(bench):
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+    assert [(trial.gpu, trial.valid) for trial in bench.trials] == [(None, True)]
+    assert not list((bench.folder / "boots").rglob("gpus-*"))

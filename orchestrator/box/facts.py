@@ -373,11 +373,15 @@ _STATE_FIELDS = (
     "power.draw",
 )
 _APP_FIELDS = ("pid", "gpu_uuid", "used_memory", "process_name")
-# The reasons changed their name in driver 535, and the old name will go: both are asked.
+REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The reasons for a lower clock changed their name in driver 535, and the old name will go: both are asked, in turn."""
 _GPU_STATE = f"""
-ask() {{ nvidia-smi --query-gpu={",".join(_STATE_FIELDS)},"$1" --format=csv,noheader,nounits; }}
-said=$(ask clocks_event_reasons.active) || said=$(ask clocks_throttle_reasons.active) || {{
-    status=$?; echo "$said"; exit $status; }}
+for reasons in {" ".join(REASON_FIELDS)}; do
+    said=$(nvidia-smi --query-gpu={",".join(_STATE_FIELDS)},"$reasons" --format=csv,noheader,nounits)
+    status=$?
+    [ $status = 0 ] && break
+done
+[ $status = 0 ] || {{ echo "$said"; exit $status; }}
 printf '%s\\n\\036' "$said"
 exec nvidia-smi --query-compute-apps={",".join(_APP_FIELDS)} --format=csv,noheader,nounits
 """
@@ -426,7 +430,7 @@ def _gpu(row: Sequence[str]) -> Gpu:
         temperature_c=_whole(temperature),
         utilisation_percent=_whole(utilisation),
         power_w=_number(power),
-        throttle=_reasons(reasons),
+        throttle=reasons_of(reasons),
     )
 
 
@@ -440,7 +444,12 @@ def _whole(value: str) -> int | None:
     return None if number is None else round(number)
 
 
-def _reasons(value: str) -> tuple[str, ...] | None:
+def reasons_of(value: str) -> tuple[str, ...] | None:
+    """The names of a mask of reasons (`0x0000000000000024`), () for none; None where the GPU does not tell.
+
+    Raises:
+        ValueError: it is no mask.
+    """
     said = present(value)
     if said is None:
         return None
