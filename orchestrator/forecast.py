@@ -42,6 +42,7 @@ GUESS: Mapping[StepName, float] = {
     "stop": 8.0,
 }
 GUESS_TRIAL_S = 10.0
+GUESS_TOKENS_PER_S = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,13 @@ class Bought:
 
 
 def load_s(load: Mapping[str, object], levels: int) -> float | None:
-    """The seconds of load that one boot has planned: window and warm-up of each level."""
+    """The seconds of load that one boot has planned: its windows and warm-ups; None where requests are counted."""
     window, warmup = load.get("window_s"), load.get("warmup_s")
-    if not isinstance(window, int | float) or not isinstance(warmup, int | float):
+    if (
+        load.get("window_requests") is not None
+        or not isinstance(window, int | float)
+        or not isinstance(warmup, int | float)
+    ):
         return None
     return float(levels * (window + warmup))
 
@@ -190,8 +195,11 @@ def _guess(load: LoadSpec, levels: int, time_scale: float | None, *, headroom: b
     steps = {name: seconds * (time_scale or 1.0) for name, seconds in GUESS.items() if headroom or name != "headroom"}
     if time_scale is not None:
         steps["ready"] = max(steps["ready"], 0.5)
-    slack = GUESS_TRIAL_S if time_scale is None else min(GUESS_TRIAL_S, load.window_s)
-    steps["trials"] = levels * (load.window_s + load.warmup_s + slack)
+    window_s = load.window_s
+    if load.window_requests is not None:
+        window_s = load.window_requests * load.output_tokens / GUESS_TOKENS_PER_S
+    slack = GUESS_TRIAL_S if time_scale is None else min(GUESS_TRIAL_S, window_s)
+    steps["trials"] = levels * (window_s + load.warmup_s + slack)
     return {name: steps[name] for name in STEPS if name in steps}
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from orchestrator import matrix_check
 from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.journal.rules import Rule
-from orchestrator.matrix_check import flag_name, rule_of, suggestion
+from orchestrator.matrix_check import EITHER_LOAD, flag_name, rule_of, suggestion
 from orchestrator.matrix_grid import ReadInclude, named, with_grids, with_includes
 from orchestrator.matrix_keys import (
     BOOTS,
@@ -73,6 +73,7 @@ _BOX_MAY_CHANGE = frozenset(
     }
     | {"load", "deadlines", "name"}
 )
+_LATER_LOAD = ("window_requests",)
 _DEADLINES_MAY_CHANGE = frozenset({"clean_slate_s", "stop_s", "command_s", "on_end_s"})
 
 
@@ -157,7 +158,12 @@ class Matrix(Frozen):
     def effective_load(self, box: str | None = None) -> LoadSpec:
         """The load on a box (default: the chosen one): the top-level keys with the box's own over them."""
         own = self.boxes[box or self.box].load
-        return self.load if own is None else self.load.model_copy(update=_given(own))
+        if own is None:
+            return self.load
+        given = _given(own)
+        replaced = {pair[1 - place] for pair in EITHER_LOAD for place in (0, 1) if given.get(pair[place]) is not None}
+        defaults = {name: LoadSpec.model_fields[name].default for name in replaced}
+        return self.load.model_copy(update=defaults | given)
 
     def effective_deadlines(self, box: str | None = None) -> Deadlines:
         """The deadlines on a box (default: the chosen one)."""
@@ -513,11 +519,18 @@ def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
         "cache": sorted(matrix.own_cache or matrix.cache),
         "headroom": matrix.headroom,
         "tolerance": matrix.tolerance,
-        "load": matrix.effective_load(box).model_dump(mode="json"),
+        "load": _load_told(matrix.effective_load(box)),
         "deadlines": {key: value for key, value in deadlines.items() if key not in _DEADLINES_MAY_CHANGE},
         f"boxes.{box}": engine,
         **_declared(matrix),
     }
+
+
+def _load_told(load: LoadSpec) -> dict[str, Any]:
+    """The load; keys that came later stand there only where they say something: older experiments keep their digest."""
+    told = load.model_dump(mode="json")
+    later = {name: told.pop(name) for name in _LATER_LOAD}
+    return told | {name: value for name, value in later.items() if value != LoadSpec.model_fields[name].default}
 
 
 def _declared(matrix: Matrix) -> dict[str, Any]:

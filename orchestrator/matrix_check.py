@@ -38,6 +38,8 @@ _SWITCHES = frozenset({"on", "off", "yes", "no", "y", "n"})
 _ENV_ACCEPTED = "text or a number (true and false in quotes)"
 _RESERVED = ("unset", "env", "program")
 _OURS = frozenset({"host", "port"})
+EITHER_LOAD = (("window_requests", "window_s"),)
+"""Keys of `load:` that rule each other out: both in one place are a mistake; a box's own replaces the other."""
 
 
 def check(document: Document, stem: str, made: Container[str] = ()) -> Iterator[Problem]:
@@ -462,6 +464,9 @@ def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
         if shortest is not None and longest is not None and longest < shortest:
             what = f"the longest warm-up ({longest:g} s) is shorter than the shortest ({shortest:g} s)"
             yield document.problem((*path, named[0]), what, "warmup_s ≤ max_warmup_s")
+        for name, other in EITHER_LOAD if isinstance(load, dict) else ():
+            if load.get(name) is not None and load.get(other) is not None:
+                yield document.problem((*path, name), f"is there beside `{other}`", "one of the two")
 
 
 def _seconds(load: Mapping[str, Any], name: str) -> float | None:

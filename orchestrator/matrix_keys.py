@@ -89,6 +89,14 @@ class LoadSpec(Keys):
     )
     output_tokens: int = key(256, "Exactly how many tokens each answer has.", _TOKENS, ge=1, le=10**6)
     window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", _POSITIVE)
+    window_requests: int | None = key(
+        None,
+        "Instead of `window_s`: the window lasts until so many requests have ended in it, and the last stream's own "
+        "then, which is up to one a stream more.",
+        "a whole number, 1 to 1000000",
+        ge=1,
+        le=10**6,
+    )
     warmup_s: SecondsOrNone = key(5.0, "How long each level is loaded before its window, at least.", DURATION)
     max_warmup_s: SecondsOrNone = key(
         60.0, "When the window begins at the latest, though the rate may not have settled.", DURATION

@@ -85,6 +85,8 @@ def _waits(design: Design, site: Site) -> dict[str, str]:
     matrix, launch = design.matrix, next(iter(site.launches.values()))
     limits, load = matrix.effective_deadlines(), matrix.effective_load()
     levels = ", ".join(map(str, matrix.concurrency))
+    many = load.window_requests
+    window = f"{load.window_s:g} s each" if many is None else f"until {many} requests have ended at each"
     shape = f"about {load.input_tokens} tokens in, {load.output_tokens} out"
     return {
         "clean_slate": f"no process, GPU memory idle, port {launch.port} free, by {hours(limits.clean_slate_s)}",
@@ -92,7 +94,7 @@ def _waits(design: Design, site: Site) -> dict[str, str]:
         "first_request": f"the first token, by {hours(limits.first_request_s)}",
         "headroom": f"one prompt that fills a batch, then {max(matrix.concurrency)} at once",
         "sanity": "three greedy prompts",
-        "trials": f"at {levels}: {load.window_s:g} s each, {shape}",
+        "trials": f"at {levels}: {window}, {shape}",
         "stop": f"politely when it serves, by {hours(limits.stop_s)}",
     }
 

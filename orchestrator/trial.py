@@ -77,6 +77,10 @@ class LoadLike(Protocol):
         """Length of the measured window."""
 
     @property
+    def window_requests(self) -> int | None:
+        """How many requests end in the window, instead of its length."""
+
+    @property
     def warmup_s(self) -> float:
         """Shortest warm-up."""
 
@@ -102,6 +106,7 @@ class Load:
     input_tokens: int = 512
     output_tokens: int = 256
     window_s: float = 30.0
+    window_requests: int | None = None
     warmup_s: float = 2.0
     max_warmup_s: float = 60.0
     temperature: float = 0.0
@@ -252,6 +257,7 @@ class Trial:
         self._failed_at: float | None = None
         self._period_s: float | None = None
         self._last_ended: int | None = None
+        self._ended_before: int | None = None  # when the window was opened
         # The reads.
         self._before: Snapshot | None = None
         self._after: Snapshot | None = None
@@ -281,7 +287,9 @@ class Trial:
         if reason is not None:
             self._invalid.append(f"cancelled: {reason}")
         elif late:
-            self._count("deadline", f"the trial did not end within {deadline_s:g} s")
+            wanted = self._spec.window_requests
+            inside = "" if wanted is None else f"; {self._ended_inside()} of {wanted} requests had ended in the window"
+            self._count("deadline", f"the trial did not end within {round(deadline_s, 1):g} s{inside}")
         return self._result(reason, time.monotonic() - began)
 
     async def _body(self) -> None:
@@ -382,7 +390,18 @@ class Trial:
         """When a trial that failed already ends."""
         if self._failed_at is None:
             return math.inf
-        return self._failed_at + min(self._spec.window_s, _AFTER_FAILURE_S)
+        return self._failed_at + min(self._nominal_s(), _AFTER_FAILURE_S)
+
+    def _nominal_s(self) -> float:
+        """How long the window lasts, about; where it is given in requests, by the length of the last stream's."""
+        wanted = self._spec.window_requests
+        if wanted is None or self._period_s is None:
+            return self._spec.window_s
+        return self._period_s * wanted / self._concurrency
+
+    def _ended_inside(self) -> int:
+        """Requests that have ended since the window was opened."""
+        return 0 if self._ended_before is None else sum(self._finished) - self._ended_before
 
     def _check(self) -> None:
         """Go on only while there is something to measure.
@@ -407,7 +426,7 @@ class Trial:
                 self._check()
                 return False
             self._changed.clear()
-            await _happens(self._changed, left_s)
+            await _happens(self._changed, None if left_s == math.inf else left_s)
 
     def _lead_ends(self) -> Callable[[], bool]:
         """Whether the last stream has ended another request since now."""
@@ -443,17 +462,22 @@ class Trial:
         enough = began + spec.warmup_s
         aligned = steady and time.monotonic() >= enough and self._last_ended == self._concurrency - 1
         await self._until(lambda: False, enough)
-        if not aligned and self._period_s is not None and self._period_s <= spec.window_s / 2:
+        nominal_s = self._nominal_s()
+        if not aligned and self._period_s is not None and self._period_s <= nominal_s / 2:
             await self._until(self._lead_ends(), time.monotonic() + 1.5 * self._period_s)
         elif not aligned:
-            await self._token_comes(time.monotonic() + spec.window_s / 4)
+            await self._token_comes(time.monotonic() + nominal_s / 4)
 
     async def _window(self) -> None:
         """First read, window, second read."""
         self._opened = await self._read()
+        self._ended_before = sum(self._finished)
         cpu_s, lag = time.thread_time(), _Lag()
         try:
-            await self._window_end(self._opened.at_s)
+            if self._spec.window_requests is None:
+                await self._window_end(self._opened.at_s)
+            else:
+                await self._requests_end(self._spec.window_requests)
             self._closed = await self._read()
         finally:
             lag.stop()
@@ -477,6 +501,15 @@ class Trial:
             await self._until(ends, latest_s)
         else:
             await self._token_comes(opened_s + 1.25 * nominal_s)
+
+    async def _requests_end(self, wanted: int) -> None:
+        """Until so many requests have ended in the window, and then one of the last stream: whole periods of all.
+
+        No limit of its own: each request has one, and the trial its deadline.
+        """
+        await self._until(lambda: self._ended_inside() >= wanted, math.inf)
+        if self._last_ended != self._concurrency - 1:
+            await self._until(self._lead_ends(), time.monotonic() + self._spec.request_timeout_s)
 
     async def _token_comes(self, until_s: float) -> None:
         """Wait for the next chunk of any stream.
@@ -684,8 +717,8 @@ class Trial:
             self._warnings.append(f"prompts had {sum(told) / len(told):.0f} tokens on average, {asked} were asked for")
 
 
-async def _happens(event: asyncio.Event, within_s: float) -> bool:
-    """Wait for the event, at most so long."""
+async def _happens(event: asyncio.Event, within_s: float | None) -> bool:
+    """Wait for the event, at most so long (None: the trial's deadline ends it)."""
     try:
         async with asyncio.timeout(within_s):
             await event.wait()

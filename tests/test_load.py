@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import threading
 import time
@@ -91,6 +92,44 @@ def test_a_window_of_few_tokens_begins_and_ends_at_one():
     result = trial(always(gap_s=0.06), spec, concurrency=1)
     assert 7 <= result.tokens <= 11
     assert result.tokens_per_s == pytest.approx(1 / 0.06, rel=0.06)
+
+
+@pytest.mark.parametrize(("wanted", "concurrency"), [(1, 1), (7, 1), (9, 3), (20, 4)])
+def test_a_window_of_so_many_requests_holds_them_and_at_most_one_a_stream_more(wanted, concurrency):
+    # window_s is not looked at: 0.2 s would hold 3 requests of 65 ms a stream.
+    spec = dataclasses.replace(SHORT, window_requests=wanted, window_s=60)
+    result = trial(always(), spec, concurrency=concurrency)
+    window = result.window
+    ended = [timing for timing in result.timings if window.start_s < timing.ended_at_s <= window.end_s]
+    assert result.valid
+    # One that ends while the counters are read may stand on either side.
+    assert wanted - 1 <= len(ended) <= wanted + concurrency
+    assert result.tokens == pytest.approx(12 * wanted, abs=12 * concurrency)
+
+
+def test_a_window_in_requests_keeps_all_streams_busy():
+    result = trial(always(), dataclasses.replace(SHORT, window_requests=18), concurrency=3)
+    window = result.window
+    busy = sum(
+        max(0.0, min(timing.ended_at_s, window.end_s) - max(timing.sent_at_s, window.start_s))
+        for timing in result.timings
+    )
+    assert busy / (3 * window.seconds) > 0.97
+
+
+def test_a_window_in_requests_that_is_never_full_is_the_deadlines_and_says_how_far_it_came():
+    spec = dataclasses.replace(SHORT, window_requests=10_000)
+    result = trial(always(), spec, deadline_s=1.0)
+    assert (result.failed, result.errors, result.tokens_per_s) == (True, {"deadline": 1}, None)
+    assert re.search(r"within 1 s; \d+ of 10000 requests had ended", result.error_examples["deadline"])
+
+
+def test_a_window_in_requests_ends_when_requests_fail():
+    engine = Engine(answering=lambda number, _body: Answering(status=500) if number == 8 else Answering())
+    spec = dataclasses.replace(SHORT, window_requests=10_000)
+    result = trial(engine, spec, deadline_s=20)
+    assert (result.failed, result.errors) == (True, {"http_500": 1})
+    assert result.seconds < 8
 
 
 def test_latencies_are_the_servers():

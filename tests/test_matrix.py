@@ -181,6 +181,30 @@ variants: {x: {}}
     assert (matrix.effective_deadlines("a").ready_s, matrix.effective_deadlines("a").stop_s) == (300, 90)
 
 
+def test_a_box_may_count_requests_where_the_others_have_a_time_and_the_other_way_round():
+    text = """
+load: {window_s: 10}
+box: a
+boxes: {a: {unit: a.service}, b: {unit: b.service, load: {window_requests: 50}}}
+variants: {x: {}}
+"""
+    matrix = parse_matrix(text)
+    assert [matrix.effective_load(box).window_requests for box in "ab"] == [None, 50]
+    other = parse_matrix(
+        text.replace("window_s: 10", "window_requests: 9").replace("window_requests: 50", "window_s: 3")
+    )
+    assert [(load.window_requests, load.window_s) for load in map(other.effective_load, "ab")] == [
+        (9, 30.0),
+        (None, 3.0),
+    ]
+
+
+def test_a_key_that_came_later_changes_no_digest_until_it_is_used():
+    text = "boxes: {a: {unit: a.service}}\nvariants: {x: {}}\n"
+    assert parse_matrix(text).digest() == parse_matrix(text + "load: {window_requests: null}\n").digest()
+    assert parse_matrix(text).digest() != parse_matrix(text + "load: {window_requests: 9}\n").digest()
+
+
 def test_anchors_and_merge_keys_work():
     text = """\
 boxes: {here: {unit: a.service}}

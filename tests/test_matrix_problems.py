@@ -206,6 +206,11 @@ TOP = [
         "load.endpoint: `chats` is not accepted, did you mean `chat`?; accepted: chat or compl",
     ),
     ("load: {warmup_s: 99}", "load.warmup_s: the longest warm-up (60 s) is shorter than the shortest (99 s);"),
+    (
+        "load: {window_s: 9, window_requests: 20}",
+        "load.window_requests: is there beside `window_s`; accepted: one of the two",
+    ),
+    ("load: {window_requests: 0}", "load.window_requests: `0` is not accepted; accepted: a whole number, 1 to 1000000"),
     ("load: [1]", "load: a list is not accepted; accepted: a mapping"),
     ("deadlines: {ready: 9}", "deadlines.ready: unknown key, did you mean `ready_s`?;"),
 ]
