@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from orchestrator.box.commands import HELPER
 from orchestrator.box.engines import Carried, Engine
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import COMMAND_S, UnitFacts
@@ -56,6 +57,7 @@ copy() {{
   [ -d "$1" ] || return 0
   mkdir -p -- "$2" && {{ cp -a --reflink=auto -- "$1/." "$2/" 2>/dev/null || cp -R -p "$1/." "$2/"; }}
 }}
+carry() {{ printf '%s' "$copies" | while IFS='	' read -r from to; do copy "$from" "$to"; done; }}
 """
 _COLD = """
 enter "$root"
@@ -64,11 +66,18 @@ mkdir -m 0700 -- "$tag" || refuse "cannot make $here/$tag"
 (cd -- "$tag" && mkdir -p -- $names) || refuse "cannot fill $here/$tag"
 [ -z "$(find "$tag" ! -type d)" ] || refuse "$here/$tag is not empty"
 printf '%s\\n' "$here"
+carry
 """
 _WARM = """
 enter "$root"
 mkdir -p -m 0700 -- "$tag" && (cd -- "$tag" && mkdir -p -- $names) || refuse "cannot fill $here/$tag"
 printf '%s\\n' "$here"
+carry
+"""
+_REMOVE = """
+enter "$root"
+carry
+gone "$tag"
 """
 _SWEEP = """
 [ -d "$root" ] || exit 0
@@ -81,8 +90,19 @@ exit 0
 
 # The place may not be there yet: then its disk is that of the nearest directory above it.
 _FREE = """
-until [ -d "$place" ]; do place=$(dirname -- "$place"); done
-df -Pk -- "$place" | { read -r _; read -r _ _ _ free _; printf '%s\\n' "$free"; }
+until [ -d "$root" ]; do root=$(dirname -- "$root"); done
+df -Pk -- "$root" | { read -r _; read -r _ _ _ free _; printf '%s\\n' "$free"; }
+"""
+
+SCRIPTS = {
+    "cold": _PRELUDE + _COLD,
+    "warm": _PRELUDE + _WARM,
+    "remove": _PRELUDE + _REMOVE,
+    "sweep": _PRELUDE + _SWEEP,
+    "free": _PRELUDE + _FREE,
+}
+"""What is done as the service's user. Fixed texts: what differs from call to call is in variables, which are data to
+them. `home` and `root` are always there; `tag`, `names` (words) and `copies` (lines `from TAB to`) where they are used.
 """
 
 
@@ -94,8 +114,8 @@ class ColdRoots:
     empty: bool | None
     env: dict[str, str]
     _transport: Transport | None = field(default=None, repr=False)
-    _user: str | None = None
-    _script: str = field(default="", repr=False)
+    _unit: UnitFacts | None = field(default=None, repr=False)
+    _values: dict[str, str] = field(default_factory=dict, repr=False)
 
     def remove(self) -> None:
         """Takes the directories of this boot away and keeps what is no compile cache. A second call changes nothing.
@@ -103,8 +123,8 @@ class ColdRoots:
         Raises:
             BoxError: something of it is left.
         """
-        if self._script and self._transport is not None:
-            _run(self._transport, self._user, self._script, timeout_s=_REMOVE_S)
+        if self._values and self._transport is not None and self._unit is not None:
+            _run(self._transport, self._unit, "remove", self._values, timeout_s=_REMOVE_S)
 
 
 def prepare(
@@ -145,25 +165,17 @@ def prepare(
     key = f"{experiment}\0{boot}" if state == "cold" else f"{experiment}\0{variant}"
     tag = ("b-" if state == "cold" else "w-") + hashlib.sha256(key.encode()).hexdigest()[:10]
     names = sorted(path.removeprefix("@/") for path in engine.cold_env("@").values())
-    carried = "".join(_copies(each, unit, tag) for each in engine.carried)
+    copies = "".join(_copies(each, unit, tag) for each in engine.carried)
     _check_sockets(engine, engine.cold_env(f"{place}/{tag}"), f"{place}/{tag}")
-    made = _run(
-        transport,
-        unit.user,
-        _assigned(home=unit.home, root=place, tag=tag, names=" ".join(names))
-        + (_COLD if state == "cold" else _WARM)
-        + carried,
-    )
+    told = {"root": place, "tag": tag, "names": " ".join(names), "copies": copies}
+    made = _run(transport, unit, "cold" if state == "cold" else "warm", told)
     directory = f"{made.strip().splitlines()[-1]}/{tag}"
     env = engine.cold_env(directory)
     _check_sockets(engine, env, directory)
-    keep = "".join(
-        f"copy {shlex.quote(f'{tag}/{each.target}')} {shlex.quote(f'carried/{each.target}')}\n"
-        for each in engine.carried
-    )
-    removal = _assigned(home=unit.home, root=place, tag=tag) + 'enter "$root"\n' + keep + 'gone "$tag"\n'
+    keep = "".join(f"{tag}/{each.target}\tcarried/{each.target}\n" for each in engine.carried)
+    removal = {"root": place, "tag": tag, "copies": keep}
     cold = state == "cold"
-    return ColdRoots(directory, cold or None, env, transport, unit.user, removal if cold else "")
+    return ColdRoots(directory, cold or None, env, transport, unit, removal if cold else {})
 
 
 def sweep(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> None:
@@ -172,12 +184,17 @@ def sweep(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> 
     Raises:
         BoxError: something of it is left.
     """
-    _run(transport, unit.user, _assigned(home=unit.home, root=cache_place(unit, root)) + _SWEEP, timeout_s=_REMOVE_S)
+    _run(transport, unit, "sweep", {"root": cache_place(unit, root)}, timeout_s=_REMOVE_S)
+
+
+def sweep_script(unit: UnitFacts, *, root: str | None = None) -> str:
+    """What `sweep` runs, for a box that does it by itself."""
+    return _assigned({"home": unit.home, "root": cache_place(unit, root)}) + SCRIPTS["sweep"]
 
 
 def free_mib(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> int | None:
     """Free MiB on the disk where the caches of a unit are made; None when it cannot be told."""
-    said = _run(transport, unit.user, _assigned(place=cache_place(unit, root)) + _FREE).strip()
+    said = _run(transport, unit, "free", {"root": cache_place(unit, root)}).strip()
     return int(said) // 1024 if said.isdigit() else None
 
 
@@ -197,14 +214,16 @@ def cache_place(unit: UnitFacts, root: str | None) -> str:
 
 
 def _copies(carried: Carried, unit: UnitFacts, tag: str) -> str:
-    """Script lines that bring over what is no compile cache: production's, then what earlier boots made."""
+    """Lines `from TAB to` of what is no compile cache: production's, then what earlier boots made."""
     source = f"{unit.home}/{carried.source}"
     for name, suffix in carried.variables:
         if unit.env.get(name):
             source = f"{unit.env[name]}/{suffix}".rstrip("/")
             break
-    target = shlex.quote(f"{tag}/{carried.target}")
-    return f"copy {shlex.quote(source)} {target}\ncopy {shlex.quote(f'carried/{carried.target}')} {target}\n"
+    if not source.startswith("/") or set(source) & set("\t\n"):
+        return ""
+    target = f"{tag}/{carried.target}"
+    return f"{source}\t{target}\ncarried/{carried.target}\t{target}\n"
 
 
 def _check_sockets(engine: Engine, env: dict[str, str], directory: str) -> None:
@@ -217,13 +236,20 @@ def _check_sockets(engine: Engine, env: dict[str, str], directory: str) -> None:
         )
 
 
-def _assigned(**values: str) -> str:
+def _assigned(values: Mapping[str, str]) -> str:
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
-def _run(transport: Transport, user: str | None, script: str, *, timeout_s: float = COMMAND_S) -> str:
+def _run(
+    transport: Transport, unit: UnitFacts, what: str, values: Mapping[str, str], *, timeout_s: float = COMMAND_S
+) -> str:
+    """One of `SCRIPTS` as the service's user: by the helper on the box where that is in use, else by `AS_USER`."""
     try:
-        return transport.run(AS_USER, input=_PRELUDE + script, timeout_s=timeout_s, as_user=user).stdout
+        if unit.helper and unit.user != transport.user:
+            argv, given = helper_call(unit, what, values)
+            return transport.run(argv, input=given, timeout_s=timeout_s, as_user="root").stdout
+        script = _assigned({"home": unit.home, **values}) + SCRIPTS[what]
+        return transport.run(AS_USER, input=script, timeout_s=timeout_s, as_user=unit.user).stdout
     except CommandFailed as error:
         refusals = [line for line in error.tail.splitlines() if line.startswith(_REFUSED)]
         if error.status != 3 or not refusals:
@@ -234,6 +260,13 @@ def _run(transport: Transport, user: str | None, script: str, *, timeout_s: floa
         ) from error
 
 
+def helper_call(unit: UnitFacts, what: str, values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """The call of the helper that runs one of `SCRIPTS`, and its standard input."""
+    lines = [f"{name}={value}\n" for name, value in values.items() if name != "copies"]
+    lines += [f"copy={line}\n" for line in values.get("copies", "").split("\n")[:-1]]
+    return (HELPER, unit.name, "caches", what), "".join(lines)
+
+
 def sudo_needs(unit: UnitFacts, login: str) -> Sequence[tuple[str, tuple[str, ...]]]:
     """(user, command) that the login must be allowed when the service runs as somebody else."""
-    return () if unit.user == login else ((unit.user, AS_USER),)
+    return () if unit.user == login or unit.helper else ((unit.user, AS_USER),)

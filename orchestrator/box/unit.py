@@ -24,7 +24,7 @@ class UnitFacts:
 
     `argv` and `env` are what the unit itself asks for. `environment_files` override `Environment=`, so ours has to be
     one too where they exist. `main_pid` is None when it does not run. `cache_root` is where cold caches go unless the
-    box says otherwise; None: below `home`.
+    box says otherwise; None: below `home`. `helper`: what needs root is done by `coldboot-box` on the box.
     """
 
     name: str
@@ -40,6 +40,7 @@ class UnitFacts:
     environment_files: tuple[str, ...] = ()
     our_drop_in: bool = False
     cache_root: str | None = None
+    helper: bool = False
 
 
 @dataclass(frozen=True, slots=True)
