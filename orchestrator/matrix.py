@@ -65,6 +65,7 @@ _BOX_MAY_CHANGE = frozenset(
         "ssh_config",
         "user",
         "sudo",
+        "root",
         "cache_root",
         "dead_man_s",
         "reconnect_s",

@@ -313,6 +313,12 @@ class BoxKeys(Keys):
     sudo: bool | None = key(
         None, "Whether root's commands go through `sudo -n`. Default: when not root already.", _BOOLEAN
     )
+    root: Literal["helper", "sudo"] | None = key(
+        None,
+        "Who does what only root may: `coldboot-box` on the box, or the box's own programs by sudo. Default: the "
+        "helper where it is installed for this unit and login, else sudo.",
+        "helper or sudo",
+    )
     cache_root: str | None = key(
         None,
         "Where the empty cache folders of cold boots are made. Default: beside the service user's own caches.",

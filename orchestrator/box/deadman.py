@@ -22,7 +22,7 @@ read -r up _ </proc/uptime && echo "$up" >"$1"
 FIRED = 4
 """The status of `BEAT` when there is no heartbeat file any more: the box has restored by itself."""
 
-_SCRIPT = r"""#!/bin/sh
+SCRIPT = r"""#!/bin/sh
 # Written by coldboot: gives __UNIT__ back when its campaign has died. Run by a timer.
 was_active=__ACTIVE__
 unit=__UNIT__
@@ -111,7 +111,7 @@ class DeadMan:
             "UNITS": shlex.join(self.unit_paths),
             "TIMER": shlex.quote(self.timer),
         }
-        return re.sub(r"__([A-Z_]+?)__", lambda match: values[match.group(1)], _SCRIPT)
+        return re.sub(r"__([A-Z_]+?)__", lambda match: values[match.group(1)], SCRIPT)
 
     def service_text(self) -> str:
         """The service that the timer starts; its comings and goings are kept out of the journal."""

@@ -1,8 +1,9 @@
 """One systemd unit, of the system or of the user's own manager: read, taken over by a run-time drop-in, given back.
 
 What the user wrote is never edited: our drop-in lies below /run, is named so that it sorts after `override.conf` (which
-is what `systemctl edit` makes), and is gone after a reboot. What is needed of root is a short list of exact commands
-(`sudo_lines`); everything that only reads runs as the login. One method is one round trip to the box.
+is what `systemctl edit` makes), and is gone after a reboot. What is needed of root is done by a door of `doors.py`: the
+helper on the box, or a short list of exact commands (`sudo_lines`). Everything that only reads runs as the login. One
+method is one round trip to the box.
 
 A daemon-reload takes systemd some tenths of a second, for every boot. So the drop-in stays the same from boot to boot:
 it names the program and takes arguments and environment from a file of ours beside it, which systemd reads at each
@@ -16,11 +17,15 @@ import shlex
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from orchestrator.box import caches, commands, unitfile
+from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import BEAT, FIRED, DeadMan, was_active
+from orchestrator.box.doors import Door, Granted, HelperDoor, Places, choose, read_granted
 from orchestrator.box.engines import Launch
+from orchestrator.box.helper import install_command
 from orchestrator.box.process import read_argv, read_environ
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import (
@@ -53,7 +58,7 @@ _FACTS = (
 )
 
 _DESCRIBE = r"""
-unit=$1 drop_in=$2 script=$3; shift 3
+unit=$1 drop_in=$2 script=$3 helper=$4; shift 4
 part() { printf '\036%s\n' "$1"; }
 part show; "$@" show --no-pager -p __FACTS__ -- "$unit" 2>&1
 part cat; "$@" cat --no-pager -- "$unit" 2>&1
@@ -66,6 +71,7 @@ part journal
 for file in /var/log/journal/*/system.journal /run/log/journal/*/system.journal; do [ -r "$file" ] && echo yes; done
 part ours; [ -e "$drop_in" ] && echo yes
 part script; cat -- "$script" 2>/dev/null
+part helper; [ -n "$helper" ] && [ -x __HELPER__ ] && __CALL__ </dev/null 2>/dev/null
 exit 0
 """
 _READ = r"""for f; do printf '\036%s\n' "$f"; cat -- "$f" 2>/dev/null; done; exit 0"""
@@ -82,11 +88,12 @@ done
 exit 0
 """
 _EFFECTIVE = r"""
-unit=$1 cut=$2 file=$3; shift 3
+unit=$1 cut=$2 file=$3 helper=$4; shift 4
 pid=$("$@" show -p MainPID --value -- "$unit") || exit 1
 [ "${pid:-0}" != 0 ] || exit 0
 cat "/proc/$pid/cmdline" 2>/dev/null; printf %s "$cut"
 if [ -r "/proc/$pid/environ" ] && cat "/proc/$pid/environ" 2>/dev/null; then exit 0; fi
+if [ -n "$helper" ] && [ -e "$file" ] && __CALL__ </dev/null 2>/dev/null; then exit 0; fi
 printf %s "$cut"; "$@" show -p Environment --value -- "$unit"; printf %s "$cut"; cat -- "$file" 2>/dev/null
 exit 0
 """
@@ -115,6 +122,7 @@ class SystemdService:
         self._writable: str | None = None
         self._loaded: str | None = None
         self._armed = False
+        self._granted: Granted | None = None
 
     # --- where -----------------------------------------------------------------------------------------------------
 
@@ -151,14 +159,51 @@ class SystemdService:
             return ("systemctl",)
         return ("env", f"XDG_RUNTIME_DIR={self._runtime}", "systemctl", "--user")
 
-    def _action(
-        self, why: str, *argv: str, given: str | None = None, may_fail: bool = False, unless: str | None = None
-    ) -> Action:
-        user = None if self._user else "root"
-        return Action(why, argv, input=given, as_user=user, may_fail=may_fail, unless=unless)
+    @property
+    def _places(self) -> Places:
+        return Places(
+            unit=self.name,
+            login=self._transport.user,
+            as_user=None if self._user else "root",
+            ctl=self._ctl,
+            directory=self._directory,
+            drop_in=self.drop_in,
+            env_file=self._env_file,
+            dead=self.dead_man,
+        )
 
-    def _ctl_action(self, why: str, *words: str, may_fail: bool = False) -> Action:
-        return self._action(why, *self._ctl, *words, may_fail=may_fail)
+    @property
+    def door(self) -> Door:
+        """The way to what only root may do, as `describe` or `look` found it.
+
+        Raises:
+            BoxError: the box asks for the helper, which cannot be used.
+        """
+        installed = () if self._facts is None else self._facts.argv
+        return choose(self._places, self._box.root, self._granted, installed, install_command(self._box))
+
+    @property
+    def granted(self) -> Granted | None:
+        """What the helper on the box said to `describe` or `look`; None where there is none that answers."""
+        return self._granted
+
+    def _by_granted(self) -> bool:
+        try:
+            return isinstance(self.door, HelperDoor)
+        except BoxError:
+            return False
+
+    def _asks_helper(self) -> bool:
+        return not self._user and self._box.root != "sudo" and (self._box.root is not None or not self._is_root)
+
+    @property
+    def _is_root(self) -> bool:
+        return self._transport.is_root and self._box.sudo is not True
+
+    def _by_helper(self, script: str, *words: str) -> str:
+        """A script in which the helper is called with these words, as this login calls it."""
+        call = shlex.join(self._transport.as_user((HELPER, *words), "root"))
+        return script.replace("__HELPER__", HELPER).replace("__CALL__", call)
 
     # --- what is there ---------------------------------------------------------------------------------------------
 
@@ -167,7 +212,8 @@ class SystemdService:
         parts = self._parts()
         self._refuse_unit(parts)
         self._refuse_login(parts)
-        return self._read(parts)
+        found = self._read(parts)
+        return replace(found, helper=isinstance(self.door, HelperDoor))
 
     def look(self) -> UnitFacts:
         """See `Service.look`."""
@@ -204,6 +250,8 @@ class SystemdService:
             environment_files=tuple(path for path, _ in paths),
             our_drop_in=parts["ours"].strip() == "yes",
         )
+        self._granted = read_granted(parts.get("helper", ""), self.name)
+        self._facts = replace(self._facts, helper=self._by_granted())
         self._writable = self._behind_protection(shown, self._facts)
         return self._facts
 
@@ -224,7 +272,9 @@ class SystemdService:
 
     def _parts(self) -> dict[str, str]:
         script = _DESCRIBE.replace("__FACTS__", " -p ".join(_FACTS))
-        said = self._sh(script, self.name, self.drop_in, self.dead_man.script, *self._ctl)
+        script = self._by_helper(script, "version")
+        asks = "yes" if self._asks_helper() else ""
+        said = self._sh(script, self.name, self.drop_in, self.dead_man.script, asks, *self._ctl)
         found = (part.partition("\n") for part in said.split(_PART)[1:])
         return {name: text for name, _, text in found}
 
@@ -332,7 +382,9 @@ class SystemdService:
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`. Where /proc/PID/environ may not be read, what systemd was told stands for it."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this
-        said = self._sh(_EFFECTIVE, self.name, cut, self._env_file, *self._ctl)
+        script = self._by_helper(_EFFECTIVE, self.name, "environment")
+        helper = "yes" if self._facts is not None and self._facts.helper else ""
+        said = self._sh(script, self.name, cut, self._env_file, helper, *self._ctl)
         cmdline, environ, shown, ours = [*said.split(cut), "", "", ""][:4]
         told = read_environ("\0".join(unitfile.words(shown.strip()))) | unitfile.parse_environment_file(ours)
         env = read_environ(environ) or told
@@ -382,51 +434,26 @@ class SystemdService:
     def install_actions(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> tuple[Action, ...]:
         """See `Service.install_actions`."""
         text = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
-        given = self._env_text(launch, text)
-        ours = self._action("what this boot runs", "tee", self._env_file, given=given)
-        if text == self._loaded:
-            return (ours,)
-        return (
-            self._action("a place for our drop-in", "mkdir", "-p", self._directory, unless=self._directory),
-            self._action("what stays the same for all boots", "tee", self.drop_in, given=text),
-            ours,
-            self._ctl_action("systemd reads it", "daemon-reload"),
-        )
+        return self.door.install(text, self._env_text(launch, text), whole=text != self._loaded)
 
     def step_actions(self, launch: Launch) -> dict[StepName, tuple[Action, ...]]:
         """See `Service.step_actions`."""
         return {
-            "clean_slate": (self._stop_action,),
+            "clean_slate": (self.door.stop(),),
             "render": self.install_actions(launch),
-            "start": (self._start_action,),
-            "stop": (self._stop_action, *self._kill_actions),
+            "start": (self.door.start(),),
+            "stop": (self.door.stop(), *self.door.kill()),
         }
 
     def boot_actions(self, launch: Launch) -> tuple[Action, ...]:
         """See `Service.boot_actions`."""
-        return (*self.install_actions(launch), self._start_action, self._stop_action, *self._kill_actions)
-
-    @property
-    def _start_action(self) -> Action:
-        return self._ctl_action("start it, without waiting", "start", "--no-block", self.name)
-
-    @property
-    def _stop_action(self) -> Action:
-        return self._ctl_action("stop it when it serves", "stop", self.name)
-
-    @property
-    def _kill_actions(self) -> tuple[Action, ...]:
-        return (
-            self._ctl_action("kill all of its processes when it hangs", "kill", "-s", "KILL", self.name, may_fail=True),
-            self._stop_action,
-        )
+        door = self.door
+        return (*self.install_actions(launch), door.start(), door.stop(), *door.kill())
 
     def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         """See `Service.install`."""
-        actions = self.install_actions(launch, stop_timeout_s=stop_timeout_s)
-        self._act(actions)
-        if len(actions) > 1:
-            self._loaded = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
+        self._act(self.install_actions(launch, stop_timeout_s=stop_timeout_s))
+        self._loaded = self.drop_in_text(launch, stop_timeout_s=stop_timeout_s)
         self._launch = launch
 
     def start(self) -> None:
@@ -435,7 +462,7 @@ class SystemdService:
         Raises:
             BoxError: our drop-in is gone, so that it would be production that starts.
         """
-        self._act((self._start_action,))
+        self._act((self.door.start(),))
 
     def _act(self, actions: Sequence[Action]) -> None:
         """Do what goes on with a boot, unless the box has restored by itself or somebody took our drop-in away."""
@@ -468,11 +495,11 @@ class SystemdService:
         left = Action("what still lives", ("sh", "-c", _PIDS, "coldboot", self.name, *self._ctl))
         if not kill:
             try:
-                said = together(self._transport, (self._stop_action, left), timeout_s=max(1.0, deadline_s))
+                said = together(self._transport, (self.door.stop(), left), timeout_s=max(1.0, deadline_s))
             except CommandTimeout:
                 kill = True
         if kill:
-            said = together(self._transport, (*self._kill_actions, left), timeout_s=max(COMMAND_S, deadline_s))
+            said = together(self._transport, (*self.door.kill(), left), timeout_s=max(COMMAND_S, deadline_s))
         if said.stdout.split():
             raise BoxError(
                 f"processes of {self.name} survive SIGKILL: {' '.join(said.stdout.split())}",
@@ -509,21 +536,11 @@ class SystemdService:
         """See `Service.restore`. While our drop-in is there, what runs is a variant and is killed."""
         active, ours = self._look()
         if ours:
-            together(self._transport, self._restore_actions(was), timeout_s=2 * COMMAND_S)
+            together(self._transport, self.door.restore(active=was.active), timeout_s=2 * COMMAND_S)
         elif was.active and not active:
-            together(self._transport, (self._start_action,))
+            together(self._transport, (self.door.start(),))
         self._launch = self._loaded = None
         self._confirm(was)
-
-    def _restore_actions(self, was: ProductionState) -> tuple[Action, ...]:
-        return (
-            *self._kill_actions,
-            self._action("our drop-in away", "rm", "-f", *self.dead_man.ours),
-            self._action("and its directory if it is empty", "rmdir", self._directory, may_fail=True),
-            self._ctl_action("systemd reads that", "daemon-reload"),
-            self._ctl_action("our failures forgotten", "reset-failed", self.name, may_fail=True),
-            *((self._start_action,) if was.active else ()),
-        )
 
     def _look(self) -> tuple[bool, bool]:
         """Whether it runs, and whether our drop-in is there."""
@@ -542,31 +559,17 @@ class SystemdService:
         raise RestoreFailed(
             left,
             hint="on the box: "
-            + "; ".join(shlex.join(action.argv) for action in self._restore_actions(was) if not action.may_fail),
+            + "; ".join(
+                shlex.join(action.argv) for action in self.door.restore(active=was.active) if not action.may_fail
+            ),
         )
 
     # --- the dead man ----------------------------------------------------------------------------------------------
 
     def arm(self, was: ProductionState, dead_man_s: float) -> None:
         """See `Service.arm`. A timer that a killed campaign left is taken over."""
-        together(self._transport, self._arm_actions(was, dead_man_s))
+        together(self._transport, self.door.arm(active=was.active, dead_man_s=dead_man_s))
         self._armed = True
-
-    def _arm_actions(self, was: ProductionState, dead_man_s: float) -> tuple[Action, ...]:
-        dead = self.dead_man
-        service, timer = dead.unit_paths
-        login = self._transport.user
-        script = dead.script_text(active=was.active, dead_man_s=dead_man_s)
-        return (
-            self._action("a place for the restore", "mkdir", "-p", dead.run, self._base),
-            self._action("a heartbeat", "install", "-o", login, "-m", "0644", "/dev/null", dead.heart),
-            Action("its first beat", ("sh", "-c", BEAT, "coldboot", dead.heart)),
-            self._action("the restore", "tee", dead.script, given=script),
-            self._action("its service", "tee", service, given=dead.service_text()),
-            self._action("its timer", "tee", timer, given=dead.timer_text(dead_man_s)),
-            self._ctl_action("systemd reads them", "daemon-reload"),
-            self._ctl_action("from now on the box restores by itself", "restart", dead.timer),
-        )
 
     def beat(self) -> None:
         """See `Service.beat`."""
@@ -580,29 +583,22 @@ class SystemdService:
 
     def disarm(self) -> None:
         """See `Service.disarm`."""
-        together(self._transport, self._disarm_actions())
+        together(self._transport, self.door.disarm())
         self._armed = False
-
-    def _disarm_actions(self) -> tuple[Action, ...]:
-        dead = self.dead_man
-        return (
-            self._ctl_action("no restore by itself any more", "stop", dead.timer, dead.service, may_fail=True),
-            self._action("its units away", "rm", "-f", *dead.unit_paths),
-            self._action("its script and heartbeat away", "rm", "-rf", dead.run),
-            self._ctl_action("systemd reads that", "daemon-reload"),
-        )
 
     def sudo_needs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """See `Service.sudo_needs`: exactly what the actions of this service are, and the caches as the unit's user."""
         if self._user or self._transport.is_root:
             return ()
-        was = ProductionState(unit=self.name, active=True)
-        launch = Launch(("/bin/true",), {}, (), 0, "")
+        door = self.door
+        if isinstance(door, HelperDoor):
+            return (("root", (HELPER, "version")),)
         actions = (
-            *self.boot_actions(launch),
-            *self._arm_actions(was, 60.0),
-            *self._disarm_actions(),
-            *self._restore_actions(was),
+            *door.install("", "", whole=True),
+            *(door.start(), door.stop(), *door.kill()),
+            *door.arm(active=True, dead_man_s=60.0),
+            *door.disarm(),
+            *door.restore(active=True),
         )
         needed = [("root", action.argv) for action in actions if action.as_user == "root"]
         if self._facts is not None:
