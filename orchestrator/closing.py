@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.records import Verdicts
-
-ENOUGH_TO_VOUCH = 6
+from orchestrator.report.steps import next_steps
 
 
 def program() -> str:
@@ -16,7 +15,7 @@ def program() -> str:
     return "coldboot" if Path(sys.argv[0]).stem == "coldboot" else "invoke"
 
 
-def next_steps(verdicts: Verdicts, folder: Path, options: str = "", *, boots_left: int = 0) -> Iterator[str]:
+def campaign_end(verdicts: Verdicts, folder: Path, options: str = "", *, boots_left: int = 0) -> Iterator[str]:
     """Lines for the end of a campaign.
 
     Args:
@@ -28,16 +27,5 @@ def next_steps(verdicts: Verdicts, folder: Path, options: str = "", *, boots_lef
     tool = program()
     yield f"ledger: {folder}/records.jsonl; the report goes to {folder}/report/report.html"
     yield f"next: {tool} report --experiment {folder.name}{options}"
-    rejected = [one.name for one in verdicts.variants if one.verdict == "REJECTED"]
-    if rejected:
-        explain = f"{tool} report --experiment {folder.name}{options} --explain {rejected[0]}"
-        yield f"why {rejected[0]} is rejected: {explain}"
-    if boots_left:
-        yield f"{boots_left} boots are left: the same command goes on"
-        return
-    open_ = ("WINNER", "CONTENDER", "UNDECIDED")
-    booted = [one for one in verdicts.variants if one.verdict in open_ and one.boots > 0]
-    if booted and min(one.boots for one in booted) < ENOUGH_TO_VOUCH and verdicts.plan == "fixed":
-        why = f"{verdicts.winner} is provisional" if verdicts.winner else "nothing is decided"
-        wanted = max(one.boots + (cell.more_boots or 0) for one in booted for cell in one.cells)
-        yield f"{why}: the same command with --boots {max(wanted, ENOUGH_TO_VOUCH)} adds the boots that vouching needs"
+    for step in next_steps(verdicts, folder.name, tool=tool, options=options, boots_left=boots_left):
+        yield f"{step.text}: {step.command}" if step.command else step.text

@@ -40,7 +40,7 @@ from orchestrator import (
 )
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
-from orchestrator.closing import next_steps, program
+from orchestrator.closing import campaign_end, program
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
@@ -174,8 +174,15 @@ def _ledger_folder(folder: Path) -> Path:
     return folder
 
 
-def _print_verdicts(verdicts: Verdicts, *, stderr: bool = False) -> None:
-    Console(highlight=False, stderr=stderr).print(report.table(verdicts))
+def _print_verdicts(series: Series, *, stderr: bool = False) -> Verdicts:
+    verdicts = verdict.judge(series)
+    Console(highlight=False, stderr=stderr).print(report.table(verdicts, report.lost_words(verdicts, series)))
+    return verdicts
+
+
+def _out_again(out: str) -> str:
+    """What a further command on the same experiments needs."""
+    return "" if out == DEFAULT_OUT else f" --out {shlex.quote(out)}"
 
 
 def _on_end(listener: Listener) -> campaign.AtEnd:
@@ -264,10 +271,8 @@ def matrix(
     if ended.outcome == "was_complete":
         say(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
         return OK
-    verdicts = verdict.judge(_series(ended.folder))
-    _print_verdicts(verdicts, stderr=json_lines)
-    again = "" if out == DEFAULT_OUT else f" --out {shlex.quote(out)}"
-    for line in next_steps(verdicts, ended.folder, again, boots_left=ended.boots_left):
+    verdicts = _print_verdicts(_series(ended.folder), stderr=json_lines)
+    for line in campaign_end(verdicts, ended.folder, _out_again(out), boots_left=ended.boots_left):
         say(line)
     return ended.exit_code
 
@@ -300,8 +305,11 @@ def report_(
         print(verdict.explain(series, explain))
         return OK
     verdicts = verdict.judge(series)
-    written = report.write(report.build_view(read(folder), series, verdicts, folder / BOOTS), folder / "report")
-    _print_verdicts(verdicts)
+    steps = tuple(report.next_steps(verdicts, folder.name, tool=program(), options=_out_again(out)))
+    view = report.build_view(read(folder), series, verdicts, folder / BOOTS, steps)
+    written = report.write(view, folder / "report")
+    Console(highlight=False).print(report.reasons(verdicts))
+    print()
     for path in written:
         if path.suffix in (".html", ".md", ".json"):
             print(path)
@@ -345,11 +353,11 @@ def judge(_context: Context, series: str | None = None, json: bool = False) -> i
     """Verdicts on hand-recorded boots, by the same code as a campaign."""
     if series is None:
         raise UsageError("judge needs --series FILE", hint="examples/seed-series.yaml is one")
-    verdicts = verdict.judge(read_series(Path(series)))
+    boots = read_series(Path(series))
     if json:
-        sys.stdout.write(verdict.to_json(verdicts))
+        sys.stdout.write(verdict.to_json(verdict.judge(boots)))
         return OK
-    _print_verdicts(verdicts)
+    _print_verdicts(boots)
     return OK
 
 

@@ -183,7 +183,7 @@ def test_no_width_makes_the_page_scroll_sideways(looked, profile):
 @pytest.mark.parametrize("profile", ["phone", "desk"])
 def test_all_sections_and_charts_are_there(looked, profile):
     seen = looked[0][profile]
-    assert len(seen["sections"]) == 14
+    assert len(seen["sections"]) == 12
     assert (
         seen["charts"] == 4 + 1 + 2 + 1 + 2 + 1
     )  # boots a level, throughput, latency twice, rulers, boots' time twice, order

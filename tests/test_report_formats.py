@@ -234,8 +234,7 @@ def test_the_page_stands_alone(texts):
     assert not re.search(r"@import|url\((?!#)|https?://", texts["report.html"])
     assert len(page.ids) == len(set(page.ids))
     assert " ".join(page.sections) == (
-        "verdicts boots throughput latency attribution wall rulers evidence answers boot_table overhead order excluded "
-        "provenance"
+        "verdicts boots throughput latency boot_table rulers evidence answers order attribution provenance excluded"
     )
     assert len(texts["report.html"]) < 8 * 2**20
 

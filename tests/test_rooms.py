@@ -72,7 +72,7 @@ ALLOWED = {
     "live": SHARED | {"progress", "ledger"},
     "advice": SHARED | DESIGN | {"plan"},
     "on_end": SHARED,
-    "closing": SHARED,
+    "closing": SHARED | {"report"},
     "goals": SHARED,
     "verdict": SHARED | {"goals", "stats", "matrix", "plan"},
     "simulate": SHARED | {"matrix", "plan", "verdict"},

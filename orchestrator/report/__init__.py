@@ -13,10 +13,11 @@ from pathlib import Path
 from orchestrator.errors import LedgerError
 from orchestrator.report import csv, figures, html, junit, markdown, verdicts_json
 from orchestrator.report.model import View
-from orchestrator.report.text import plain, table
-from orchestrator.report.view import build_view
+from orchestrator.report.steps import next_steps
+from orchestrator.report.text import plain, reasons, table
+from orchestrator.report.view import build_view, lost_words
 
-__all__ = ["FORMATS", "View", "build_view", "plain", "table", "write"]
+__all__ = ["FORMATS", "View", "build_view", "lost_words", "next_steps", "plain", "reasons", "table", "write"]
 
 FIGURES = "figures"
 FORMATS: Mapping[str, Callable[[View], str]] = {

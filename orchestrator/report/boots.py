@@ -26,7 +26,6 @@ from orchestrator.records import (
 from orchestrator.report import words
 from orchestrator.report.model import BootView, Section, Table, VariantView
 
-OVERHEAD_GOAL_S = 1.0
 # Facts of steps that have a table of their own.
 _ELSEWHERE = frozenset({"timeline", "texts", "digest"})
 PHASES: tuple[tuple[str, str], ...] = (
@@ -118,19 +117,23 @@ def boot_section(boots: Sequence[BootView]) -> Section:
         tuple(_outcome_row(boot) for boot in boots),
         numeric=frozenset({7}),
         code=frozenset({0}),
+        folded=True,
     )
     tables = [outcome]
     if any(boot.steps for boot in boots):
         tables.append(_steps_table(boots))
     if any(_phases(boot) for boot in boots):
         tables.append(_phase_table(boots))
-    memory = _facts_table(boots)
-    if memory.rows:
-        tables.append(memory)
+    ours, overhead = _overhead(boots)
+    if overhead is not None:
+        tables.append(overhead)
+    noted = _facts_table(boots)
+    if noted.rows:
+        tables.append(noted)
     return Section(
         "boot_table",
-        "Boot table",
-        _boot_sentences(boots),
+        "Boot timeline",
+        (*_boot_sentences(boots), *((ours,) if ours is not None else ())),
         tuple(tables),
         figure="timeline" if any(boot.steps for boot in boots) else None,
     )
@@ -271,11 +274,11 @@ def _fact(name: str, value: object) -> str:
     return f"{name} {value}"
 
 
-# --- our own overhead -----------------------------------------------------------------------------------------------
+# --- our own part ---------------------------------------------------------------------------------------------------
 
 
-def overhead_section(boots: Sequence[BootView]) -> Section | None:
-    """Seconds of ours per boot, as a table of steps: neither the engine worked nor a load ran."""
+def _overhead(boots: Sequence[BootView]) -> tuple[str | None, Table | None]:
+    """Seconds of ours per boot, in a sentence and as a table of steps: neither the engine worked nor a load ran."""
     by_step: dict[str, list[float]] = defaultdict(list)
     # A disturbed boot's time is the rig's, and its waiting for a clean slate would drown everything else.
     counted = [boot for boot in boots if boot.counted]
@@ -286,26 +289,19 @@ def overhead_section(boots: Sequence[BootView]) -> Section | None:
         for name, spent in ours.items():
             by_step[name].append(spent)
     if not by_step:
-        return None
+        return None, None
     rows = [_overhead_row(name, by_step[name]) for name in STEPS if name in by_step]
     totals = [boot.ended.ours_s for boot in counted if boot.ended is not None and boot.ended.ours_s is not None]
-    sentences = ["Ours is every second of a boot in which neither the engine works, starts or dies nor a load runs."]
+    sentence = None
     if totals:
         rows.append(_overhead_row("whole boot", totals))
-        middle = median(totals)
-        verb = "within" if middle <= OVERHEAD_GOAL_S else "above"
-        sentences.append(
-            f"Median {words.seconds(middle)} per boot, {verb} the goal of {OVERHEAD_GOAL_S:g} s; "
-            f"the most was {words.seconds(max(totals))}."
+        sentence = (
+            f"Of each boot {words.seconds(median(totals))} is ours in the median, {words.seconds(max(totals))} at "
+            "most: time in which neither the engine works, starts or dies nor a load runs."
         )
-    table = Table(
-        "Our overhead per boot",
-        ("step", "boots", "median", "most"),
-        tuple(rows),
-        numeric=frozenset({1, 2, 3}),
-        code=frozenset({0}),
-    )
-    return Section("overhead", "Our own overhead", tuple(sentences), (table,))
+    columns = ("step", "boots", "median", "most")
+    numeric, code = frozenset({1, 2, 3}), frozenset({0})
+    return sentence, Table("Our own part of each boot", columns, tuple(rows), numeric, code, folded=True)
 
 
 def _overhead_row(name: str, spent: Sequence[float]) -> tuple[str, ...]:

@@ -16,11 +16,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from orchestrator.records import CacheState, Quantiles, TrialEnded
 from orchestrator.report import boots as boot_room
-from orchestrator.report import canvas, trials, words
+from orchestrator.report import canvas, memory, trials, words
 from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
@@ -249,9 +249,14 @@ def _draw_throughput(
                     zorder=4,
                 )
         name = name_shown(variant.verdict.name) + (" (rejected)" if rejected else "")
-        handles.append(Line2D([], [], color=paint, marker=shape, markersize=5.5, linestyle=line, label=name))
+        drawn_line = any(value is not None for value in y)
+        style: dict[str, Any] = {"linestyle": line} if drawn_line else {"linestyle": "none", "markerfacecolor": "none"}
+        handles.append(Line2D([], [], color=paint, marker=shape, markersize=5.5, label=name, **style))
     values = [point.value for _, mine in cells for cell in mine for point in cell.points if point.value is not None]
-    ax.set_ylim(0, max(values, default=1.0) * 1.1)
+    highs = [cell.verdict.interval[1] for _, mine in cells for cell in mine if cell.verdict.interval is not None]
+    # An interval of two boots may reach to the sky: it may take a third of the height, and no more.
+    most = max(values, default=1.0)
+    ax.set_ylim(0, min(max([most, *highs]) * 1.05, most * 1.5))
     _levels(ax, levels)
     ax.set_ylabel("tok/s, all streams together")
     _legend(ax, ink, handles)
@@ -261,49 +266,95 @@ def _log_where_wide(ax: Axes, values: Sequence[float]) -> None:
     """From 0, or logarithmic where the largest value would press all others onto the axis."""
     if min(values) > 0 and max(values) > 8 * min(values):
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
     else:
         ax.set_ylim(0, max(values) * 1.1 or 1)
 
 
-def _latency(view: View) -> list[Panel]:
-    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
-    for trial in trials.good(view.boots):
-        groups[trial.variant, trial.concurrency].append(trial)
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One variant against concurrency: level → one value a boot, and the levels at which its boots disagree."""
 
-    def panel(title: str, read: Callable[[TrialEnded], Quantiles]) -> Panel | None:
-        lines: list[tuple[VariantView, list[tuple[int, float]]]] = []
-        for variant in view.variants:
-            line = []
-            for level in view.concurrency:
-                found = [
-                    value for trial in groups[variant.verdict.name, level] if (value := read(trial).p50) is not None
-                ]
-                if found:
-                    line.append((level, median(found)))
-            if line:
-                lines.append((variant, line))
+    variant: VariantView
+    boots: Mapping[int, tuple[float, ...]]
+    refuted: frozenset[int]
+
+
+def _latency(view: View) -> list[Panel]:
+    groups: dict[tuple[str, CacheState, int], list[TrialEnded]] = defaultdict(list)
+    for trial in trials.good(view.boots):
+        groups[trial.variant, trial.cache, trial.concurrency].append(trial)
+
+    def panel(title: str, cache: CacheState, read: Callable[[TrialEnded], Quantiles]) -> Panel | None:
+        curves = []
+        for variant, cells in _cells(view, cache):
+            boots = {
+                level: values
+                for level in view.concurrency
+                if (values := _medians_of(groups[variant.verdict.name, cache, level], read))
+            }
+            refuted = (
+                cell.verdict.concurrency for cell in cells if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
+            )
+            if boots:
+                curves.append(Curve(variant, boots, frozenset(refuted)))
 
         def draw(ax: Axes, ink: Ink) -> None:
-            handles = []
-            for variant, line in lines:
-                style: dict[str, Any] = {"color": colour(variant, ink), "marker": marker(variant), "markersize": 5.0}
-                style["linestyle"] = dashes(variant)
-                ax.plot([level for level, _ in line], [value for _, value in line], linewidth=1.4, **style)
-                handles.append(Line2D([], [], label=name_shown(variant.verdict.name), **style))
-            _log_where_wide(ax, [value for _, line in lines for _, value in line])
+            _legend(ax, ink, [_draw_curve(ax, ink, curve, view.concurrency) for curve in curves])
+            _log_where_wide(ax, [value for curve in curves for values in curve.boots.values() for value in values])
             _levels(ax, view.concurrency)
-            ax.set_ylabel("ms, median boot")
-            _legend(ax, ink, handles)
+            ax.set_ylabel("ms, median request")
 
-        return Panel(title, 4.3, 3.2, draw) if lines else None
+        whole = f"{title}, {cache}" if len(view.caches) > 1 else title
+        return Panel(whole, 4.3, 3.2, draw) if curves else None
 
     panels = (
-        panel("time to first token, p50", lambda trial: trial.ttft_ms),
-        panel("time between chunks, p50", lambda trial: trial.itl_ms),
+        panel(title, cache, read)
+        for cache in view.caches
+        for title, read in (
+            ("time to first token", lambda trial: trial.ttft_ms),
+            ("time between chunks", lambda trial: trial.itl_ms),
+        )
     )
     return [one for one in panels if one is not None]
+
+
+def _medians_of(found: Sequence[TrialEnded], read: Callable[[TrialEnded], Quantiles]) -> tuple[float, ...]:
+    return tuple(value for trial in found if (value := read(trial).p50) is not None)
+
+
+def _draw_curve(ax: Axes, ink: Ink, curve: Curve, levels: Sequence[int]) -> Line2D:
+    """A line through the medians of the boots that agree; where they do not, each boot alone. Returns its legend."""
+    paint, shape, line = colour(curve.variant, ink), marker(curve.variant), dashes(curve.variant)
+    middles = [
+        median(curve.boots[level]) if level in curve.boots and level not in curve.refuted else math.nan
+        for level in levels
+    ]
+    ax.plot(list(levels), middles, color=paint, linewidth=1.4, linestyle=line, zorder=2)
+    for agreed in (True, False):
+        spots = [
+            (level, value)
+            for level, values in curve.boots.items()
+            if (level not in curve.refuted) == agreed
+            for value in values
+        ]
+        ax.plot(
+            [level for level, _ in spots],
+            [value for _, value in spots],
+            marker=shape,
+            markersize=5.0,
+            markerfacecolor=paint if agreed else "none",
+            markeredgecolor=paint,
+            markeredgewidth=1.2,
+            linestyle="none",
+            zorder=3,
+        )
+    name = name_shown(curve.variant.verdict.name)
+    whole = curve.refuted >= set(curve.boots)
+    style: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none"} if whole else {"linestyle": line}
+    return Line2D([], [], label=name, color=paint, marker=shape, markersize=5.0, **style)
 
 
 # --- where the time of a boot went ----------------------------------------------------------------------------------
@@ -437,6 +488,25 @@ def _dress_bars(ax: Axes, ink: Ink, labels: Sequence[str], names: Sequence[str])
     )
 
 
+def _memory(view: View) -> list[Panel]:
+    found = {one.boot.name: one for one in memory.of(view.boots)}
+    shown = [boot for boot in view.boots if boot.name in found]
+    # Groups that no boot has would only fill the legend.
+    present = [place for place in range(len(memory.GROUPS)) if any(one.parts[place] for one in found.values())]
+    groups = {memory.GROUPS[place]: place for place in present}
+
+    def bar(boot: BootView) -> Bar:
+        one = found[boot.name]
+        parts = tuple(one.parts[place] for place in present)
+        left = f"{one.rest:.1f} left" if one.least_free is None else f"{one.least_free:.1f} free"
+        if boot.outcome == "completed":
+            return Bar(boot.name, parts, left)
+        return Bar(boot.name, parts, f"{left} ✕ {boot.outcome}", bad=True)
+
+    panel = _bars("one card", "GiB, of what was free before the boot", shown, groups, bar)
+    return [panel] if panel is not None else []
+
+
 # --- rulers and order -----------------------------------------------------------------------------------------------
 
 
@@ -523,6 +593,7 @@ FIGURES: Mapping[FigureName, Callable[[View], list[Panel]]] = {
     "throughput": _throughput,
     "latency": _latency,
     "timeline": _timeline,
+    "memory": _memory,
     "rulers": _rulers,
     "order": _order,
 }

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.records import VariantAnswer
 from orchestrator.report import words
-from orchestrator.report.model import CellView, EvidenceView, Table, VariantView, View
+from orchestrator.report.model import CellView, EvidenceView, NextStep, Table, VariantView, View
 
 MOST_CHARACTERS = 60_000
 MOST_FOLDED_ROWS = 40
+MOST_IN_A_PARAGRAPH = 3
 ICONS: dict[VariantAnswer, str] = {
     "WINNER": "🏆",
     "CONTENDER": "🤝",
@@ -68,16 +69,13 @@ def _parts(view: View, *, evidence: bool, tables: bool) -> Iterator[str]:
     yield f"# {escape(view.headline)}"
     if view.rehearsal:
         yield f"> [!CAUTION]\n> **{words.REHEARSAL}.** {words.REHEARSAL_SENTENCE}"
-    if view.sureness:
-        yield escape(view.sureness[0])
-        yield "\n".join(f"- {escape(sentence)}" for sentence in view.sureness[1:])
+    yield from _answer(view)
     yield from _verdicts(view)
     for section in view.sections:
         if section.key == "verdicts":
             continue
         yield f"## {section.title}"
-        if section.sentences:
-            yield " ".join(escape(sentence) for sentence in section.sentences)
+        yield from _said(section.sentences)
         if section.key == "evidence":
             yield from _evidence(view, whole=evidence)
         for table in section.tables:
@@ -92,6 +90,34 @@ def _parts(view: View, *, evidence: bool, tables: bool) -> Iterator[str]:
         f"<sub>Coldboot · experiment {name}{stamp} · pictures: report.html and figures/ beside this file"
         f"{'' if evidence and tables else ' · shortened, the rest stands in report.html'}</sub>"
     )
+
+
+def _answer(view: View) -> Iterator[str]:
+    if view.sureness:
+        yield escape(view.sureness[0])
+    if view.sureness[1:]:
+        yield "\n".join(f"- {escape(sentence)}" for sentence in view.sureness[1:])
+    if view.steps:
+        yield "**What now**"
+        yield "\n".join(_step(step) for step in view.steps)
+
+
+def _said(sentences: Sequence[str]) -> Iterator[str]:
+    """A section's sentences: a paragraph, or a list where that would be a wall of text."""
+    if len(sentences) > MOST_IN_A_PARAGRAPH:
+        yield "\n".join(f"- {escape(sentence)}" for sentence in sentences)
+    elif sentences:
+        yield " ".join(escape(sentence) for sentence in sentences)
+
+
+def _step(step: NextStep) -> str:
+    """A command is code, and code is not escaped: a fence of backticks that it does not hold."""
+    text = f"- {escape(step.text)}"
+    if step.command is None:
+        return text
+    flat = words.clean(step.command)
+    ticks = "`" * (max((len(run) for run in re.findall(r"`+", flat)), default=0) + 1)
+    return f"{text}: {ticks}{flat}{ticks}"
 
 
 def _verdicts(view: View) -> Iterator[str]:
@@ -110,8 +136,8 @@ def _verdicts(view: View) -> Iterator[str]:
     columns = ("variant", "verdict", *(f"tok/s at {level}" for level in levels), "boots", "reasons")
     yield _rows(columns, rows, frozenset(range(2, 3 + len(levels))))
     yield (
-        "<sub>`=` reproduces, `?` undecided, `≠` does not reproduce: there the boots stand one by one and no mean "
-        "exists.</sub>"
+        "<sub>`=` the boots reproduce; `?` too few boots to say; `≠` they do not reproduce: they stand one by one, and "
+        "no mean exists.</sub>"
     )
     yield "\n".join(f"- {escape(one.verdict.sentence)}" for one in view.variants if one.verdict.sentence)
 

@@ -36,12 +36,12 @@ SectionKey = Literal[
     "evidence",
     "answers",
     "boot_table",
-    "overhead",
+    "memory",
     "order",
     "excluded",
     "provenance",
 ]
-FigureName = Literal["boots", "throughput", "latency", "timeline", "rulers", "order"]
+FigureName = Literal["boots", "throughput", "latency", "timeline", "memory", "rulers", "order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,14 @@ class Section:
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     figure: FigureName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Something to do next: the reason, and the command where there is one."""
+
+    text: str
+    command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,7 @@ class RulerRatio:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything a report says. `headline` is the answer in one sentence, `sureness` how sure it is."""
+    """Everything a report says: the answer in one sentence, how sure it is, what to do now, and all behind it."""
 
     verdicts: Verdicts
     headline: str
@@ -172,6 +180,7 @@ class View:
     boots: tuple[BootView, ...]
     rulers: tuple[RulerRatio, ...]
     sections: tuple[Section, ...]
+    steps: tuple[NextStep, ...] = ()
 
     @property
     def rehearsal(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.records import AnyRecord, CampaignEnded, CampaignStarted, Series
@@ -61,7 +61,7 @@ def section(records: Sequence[AnyRecord], series: Series, boots: Sequence[BootVi
     tables.extend(_sessions(started, ended))
     base_name, base = base_command(started, series, boots)
     firsts = first_commands(started, boots)
-    sentences = []
+    sentences = list(_in_short(started))
     if not records:
         sentences.append("Recorded by hand or by another tool: there is no ledger, so no fingerprint and no commands.")
     if firsts:
@@ -74,6 +74,18 @@ def section(records: Sequence[AnyRecord], series: Series, boots: Sequence[BootVi
         tables.append(Table(title, ("variant", "differs in", "command"), rows, code=frozenset({1, 2}), folded=True))
         tables.extend(_environments(boots))
     return Section("provenance", "Provenance", tuple(sentences), tuple(tables))
+
+
+def _in_short(started: Sequence[CampaignStarted]) -> Iterator[str]:
+    """What was measured on what, in one sentence."""
+    if not started:
+        return
+    last = started[-1]
+    facts = {name: words.clean(value, 80) for name, value in last.fingerprint.items() if value is not None}
+    engine = f"engine {facts['engine_version']}" if "engine_version" in facts else None
+    driver = f"driver {facts['driver']}" if "driver" in facts else None
+    box = ", ".join(part for part in (engine, facts.get("gpus"), driver) if part is not None)
+    yield f"Measured on {words.clean(last.box)}{f' ({box})' if box else ''} with seed {last.seed}."
 
 
 def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
@@ -98,7 +110,8 @@ def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
             active = "active" if state.active else "not active"
             command = f": {commands.shown(state.command)}" if state.command else ""
             rows.append(("production before the campaign", f"{state.unit}, {active}{command}"))
-    return Table("Experiment", ("what", "value"), tuple((name, words.clean(value, 2000)) for name, value in rows))
+    told = tuple((name, words.clean(value, 2000)) for name, value in rows)
+    return Table("Experiment", ("what", "value"), told, folded=True)
 
 
 def _fingerprints(started: Sequence[CampaignStarted]) -> list[Table]:
@@ -115,7 +128,7 @@ def _fingerprints(started: Sequence[CampaignStarted]) -> list[Table]:
             rows.append((words.clean(name), words.clean(text, 500)))
     if unknown:
         rows.append(("not there or not known", ", ".join(unknown)))
-    return [Table("Fingerprint of the box", ("fact", "value"), tuple(rows), code=frozenset({1}))]
+    return [Table("Fingerprint of the box", ("fact", "value"), tuple(rows), code=frozenset({1}), folded=True)]
 
 
 def _plan(path: Path | None) -> list[Table]:
@@ -140,6 +153,8 @@ def _plan(path: Path | None) -> list[Table]:
 def _compact(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_compact(one) for one in value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 

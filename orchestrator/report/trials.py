@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Literal
 
-from orchestrator.records import Quantiles, Rulers, TrialEnded
+from orchestrator.records import CacheState, Quantiles, Rulers, TrialEnded
 from orchestrator.report import words
 from orchestrator.report.model import BootView, CellView, RulerRatio, Section, Table, VariantView
 
@@ -141,19 +141,25 @@ def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
 
 def latency_section(boots: Sequence[BootView]) -> Section | None:
     """Time to the first token, between tokens and end to end; median over boots of each boot's quantile."""
-    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
+    groups: dict[tuple[str, CacheState, int], list[TrialEnded]] = defaultdict(list)
     for trial in good(boots):
-        groups[trial.variant, trial.concurrency].append(trial)
+        groups[trial.variant, trial.cache, trial.concurrency].append(trial)
+    several = len({cache for _, cache, _ in groups}) > 1
     rows = tuple(
-        (variant, str(concurrency), str(len(trials)), *_quantile_cells(trials))
-        for (variant, concurrency), trials in sorted(groups.items())
+        (
+            words.clean(variant) + (f" ({cache})" if several else ""),
+            str(concurrency),
+            str(len(trials)),
+            *_quantile_cells(trials),
+        )
+        for (variant, cache, concurrency), trials in sorted(groups.items())
     )
     if not rows or all(cell == words.ABSENT for row in rows for cell in row[3:]):
         return None
     columns = ("variant", "concurrency", "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
     table = Table("Latency in ms", columns, rows, numeric=frozenset(range(1, len(columns))), folded=True)
     sentences = (
-        "Median over the boots of each boot's own quantile, in milliseconds; requests are never pooled over boots.",
+        "Each mark is one boot's median request; a line joins the median boots, and stands only where boots agree.",
         "Under speculation several tokens arrive in one chunk: the time between tokens is that between chunks.",
     )
     return Section("latency", "Latency against concurrency", sentences, (table,), figure="latency")

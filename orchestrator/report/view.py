@@ -7,15 +7,33 @@ and are only put into words, and a cell that does not reproduce never shows a me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.records import AnyRecord, CellVerdict, Level, Series, VariantVerdict, Verdicts
-from orchestrator.report import answers, commands, evidence, goals, provenance, trials, wall, words
+from orchestrator.records import (
+    AnyRecord,
+    CacheState,
+    CampaignStarted,
+    CellVerdict,
+    Level,
+    Series,
+    VariantVerdict,
+    Verdicts,
+)
+from orchestrator.report import answers, commands, evidence, goals, memory, provenance, trials, wall, words
 from orchestrator.report import boots as boot_room
-from orchestrator.report.model import BootView, CellView, Point, Section, Table, VariantView, View
+from orchestrator.report.model import BootView, CellView, NextStep, Point, Section, Table, VariantView, View
+
+_NEEDS_A_GPU = frozenset({"wall", "memory"})
 
 
-def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts, boots_dir: Path | None = None) -> View:
+def build_view(
+    records: Sequence[AnyRecord],
+    series: Series,
+    verdicts: Verdicts,
+    boots_dir: Path | None = None,
+    steps: Sequence[NextStep] = (),
+) -> View:
     """The View of one experiment.
 
     Args:
@@ -23,7 +41,9 @@ def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts,
         series: what the verdicts were made of.
         verdicts: the answers.
         boots_dir: `artifacts/<experiment>/boots`, for journal excerpts, with `plan.json` beside it; None without one.
+        steps: what to do next.
     """
+    started, _ = provenance.sessions(records)
     boots = boot_room.collect(records, series)
     variants = _variants(verdicts, series, records, boots, boots_dir)
     ratios = trials.ruler_ratios(boots)
@@ -33,26 +53,37 @@ def build_view(records: Sequence[AnyRecord], series: Series, verdicts: Verdicts,
         _boots_section(variants),
         _throughput_section(variants),
         trials.latency_section(boots),
-        trials.attribution_section(variants, boots),
-        wall.section(variants, boots, provenance.sessions(records)[0]),
+        wall.section(variants, boots, started),
+        boot_room.boot_section(boots),
+        memory.section(boots, started),
         trials.rulers_section(boots, ratios),
         _evidence_section(variants),
         answers.section(boots),
-        boot_room.boot_section(boots),
-        boot_room.overhead_section(boots),
         boot_room.order_section(variants, boots, verdicts.confounded),
-        trials.excluded_section(boots),
+        trials.attribution_section(variants, boots),
         provenance.section(records, series, boots, boots_dir),
+        trials.excluded_section(boots),
     )
     return View(
         verdicts=verdicts,
         headline=headline(verdicts),
-        sureness=tuple(_sureness(verdicts, variants, records)),
+        sureness=tuple(_sureness(verdicts, started)),
         variants=variants,
         boots=boots,
         rulers=ratios,
-        sections=tuple(section for section in sections if section is not None),
+        sections=_shown([section for section in sections if section is not None]),
+        steps=tuple(steps),
     )
+
+
+def _shown(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """What could not be shown for lack of data is one sentence at the end, and no section of its own."""
+    empty = [one for one in sections if one.key in _NEEDS_A_GPU and not one.tables]
+    said = tuple(
+        f"{one.title} is not shown: {one.sentences[0].removeprefix('Not computed: ').rstrip('.')}." for one in empty
+    )
+    kept = [one for one in sections if one not in empty]
+    return tuple(replace(one, sentences=one.sentences + said) if one.key == "excluded" else one for one in kept)
 
 
 # --- the answer -----------------------------------------------------------------------------------------------------
@@ -70,11 +101,11 @@ def headline(verdicts: Verdicts) -> str:
     return f"{words.clean(verdicts.winner)} wins{sure}; {count}."
 
 
-def _sureness(verdicts: Verdicts, variants: Sequence[VariantView], records: Sequence[AnyRecord]) -> Iterator[str]:
+def _sureness(verdicts: Verdicts, started: Sequence[CampaignStarted]) -> Iterator[str]:
     if verdicts.sentence:
         yield words.clean(verdicts.sentence)
-    yield from _agreements(variants)
-    started, _ = provenance.sessions(records)
+    for note in verdicts.notes:
+        yield f"Note: {words.clean(note)}."
     if started and not started[-1].headroom:
         yield "The headroom step was off: no boot was tried with a full prefill batch or with all streams at once."
 
@@ -90,6 +121,19 @@ def _agreements(variants: Sequence[VariantView]) -> Iterator[str]:
     for sentence, cells in found.items():
         where = "; ".join(f"{name} at {words.listing(levels)}" for name, levels in cells.items())
         yield f"{sentence[0].upper()}{sentence[1:]} ({where})."
+
+
+def lost_words(verdicts: Verdicts, series: Series) -> dict[tuple[str, CacheState, int], str]:
+    """What became of each cell that has no value: `died`, `failed`, `invalid`; nothing where nobody measured."""
+    boots = boot_room.collect((), series)
+    found = {}
+    for variant in verdicts.variants:
+        mine = [boot for boot in boots if boot.variant == variant.name and boot.counted]
+        for cell in variant.cells:
+            said = lost(tuple(_points(cell, mine)))
+            if said != words.ABSENT:
+                found[variant.name, cell.cache, cell.concurrency] = said
+    return found
 
 
 # --- variants and cells ---------------------------------------------------------------------------------------------
@@ -178,7 +222,7 @@ def _missing(boot: BootView, concurrency: int) -> Point:
 
 def lost(points: Sequence[Point]) -> str:
     """What stands where a value would be: `died`, `failed`, `invalid`, each once; `–` where nobody measured."""
-    said = dict.fromkeys(_point_text(point) for point in points if point.status != "not_measured")
+    said = dict.fromkeys(_point_text(point) for point in points if point.status not in ("value", "not_measured"))
     return ", ".join(said) or words.ABSENT
 
 
@@ -250,6 +294,7 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
         sentences.append("For those no mean is shown, because no single number describes them.")
     else:
         sentences.append("In no cell do the boots disagree beyond the tolerance.")
+    sentences.extend(_agreements(variants))
     return Section("boots", "Boot by boot", tuple(sentences), (table,), figure="boots")
 
 
