@@ -420,17 +420,15 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
         service = make_service(transport, box, experiment_folder(options.out, matrix).resolve() / "box")
         with lock.hold(transport, service.lock_name, holder("restore"), break_lock=break_lock):
             was = service.production()
-            if box.service == "process":
-                service.stop(kill=True, deadline_s=matrix.effective_deadlines().stop_s)
             service.restore(was)
-            if was.active and box.service != "process":
+            if was.active:
                 listener.say(f"waiting until {service.name} serves again")
                 prove_back(service, was, own_launch(box, service.describe()), transport, matrix.effective_deadlines())
             service.disarm()
             caches.sweep(transport, service.describe(), root=box.cache_root)
     finally:
         transport.close()
-    if box.service == "process":
+    if box.service == "process" and not was.active:
         return f"{box.name}: nothing of ours runs any more"
     return f"{service.name} on {box.name} is {'serving' if was.active else 'stopped'}, as it was before"
 

@@ -192,6 +192,7 @@ def survey(design: Design, transport: Transport) -> Site:
             problems += [_problem(matrix, variant, problem) for problem in composed]
     if problems:
         raise MatrixError(problems)
+    production = _production(design.records, service)
     rehearsal = engine.rehearsal or any(is_rehearsal(launch.argv) for launch in launches.values())
     return Site(
         transport=transport,
@@ -200,10 +201,10 @@ def survey(design: Design, transport: Transport) -> Site:
         unit=unit,
         launches=launches,
         changes={one.name: _changes(engine, unit, one, launches[one.name]) for one in matrix.all_variants},
-        production=_production(design.records, service),
+        production=production,
         fingerprint=engine_fingerprint(transport, unit, launches),
         rehearsal=rehearsal,
-        has_production=box.service != "process",
+        has_production=box.service != "process" or production.active,
         own=own_launch(box, unit),
     )
 

@@ -3,20 +3,26 @@
 A small supervisor on the box starts the engine in a session of its own, writes its output to a log, waits for it and
 notes how it ended. So the exit status and the log survive us, and what a killed campaign left is found again: by the
 process id, the start time and the boot of the machine in its file, and by a variable in the environment of each of its
-processes. Never by a name. There is no production here: nothing runs before a campaign, and nothing after it.
+processes. Never by a name. Production, where it runs as a plain process too, is found by its whole command line and
+started again as it was (see `standing`); a watchdog on the box does that when we die (see `guard`). The rehearsal has
+no production: nothing runs before it, and nothing after.
 """
 
 from __future__ import annotations
 
 import hashlib
 import posixpath
+import shlex
+import threading
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from orchestrator.box import unitfile
+from orchestrator.box import caches, standing, unitfile
 from orchestrator.box.engines import Launch
+from orchestrator.box.guard import FIRED, Guard
+from orchestrator.box.standing import TREE, Standing
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import (
     COMMAND_S,
@@ -28,13 +34,15 @@ from orchestrator.box.unit import (
     UnitState,
     together,
 )
-from orchestrator.errors import BoxError, UsageError
+from orchestrator.errors import BoxError, CommandFailed, RestoreFailed, UsageError
 from orchestrator.matrix import BoxSpec
 from orchestrator.records import JournalEntry, ProductionState, StepName
+from orchestrator.redact import redact_argv
 
 _STARTED = "\x1ecoldboot-started"
 _EXIT = "\x1ecoldboot-exit "
 _KILL_GRACE_S = 5.0
+_BACK_S = 5.0
 _SIGNALS = {1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 11: "SEGV", 15: "TERM"}
 _STATUS_NAMES = {0: "SUCCESS", 1: "FAILURE", 2: "INVALIDARGUMENT", 126: "n/a", 127: "n/a"}
 
@@ -55,7 +63,8 @@ echo "$status" >"$dir/status.new" && mv -f "$dir/status.new" "$dir/status"
 printf '\036coldboot-exit %s\n' "$status" >>"$dir/log"
 """
 _START = r"""
-dir=$1 script=$2; shift 2
+[ -z "$1" ] || [ -e "$1" ] || exit 4
+dir=$2 script=$3; shift 3
 rm -f "$dir/status" "$dir/pid"
 said=$(setsid sh -c "$script" coldboot "$dir" "$@" </dev/null 2>/dev/null &)
 [ "$said" = started ]
@@ -100,8 +109,9 @@ members() {
   done
 }
 """
-_STATE = _KNOWN + 'echo "state $pid $id $alive $status"\n'
-_PIDS = _KNOWN + _MEMBERS + "members | sort -un\n"
+# With production's process id and start time, where one was found: while it runs, it is what is asked about.
+_STATE = TREE + 'stands "$2" "$3" && echo production\n' + _KNOWN + 'echo "state $pid $id $alive $status"\n'
+_PIDS = TREE + 'tree "$2" "$3"\n' + _KNOWN + _MEMBERS + "members | sort -un\n"
 _STOP = (
     _KNOWN
     + _MEMBERS
@@ -116,7 +126,11 @@ n=0; until [ -e "$dir/status" ] || [ $n -ge 25 ]; do n=$((n + 1)); sleep 0.02; d
 """
 )
 _EFFECTIVE = (
-    _KNOWN + 'if [ "$alive" = 1 ]; then cat "/proc/$pid/cmdline"; printf %s "$2"; cat "/proc/$pid/environ"; fi\n'
+    TREE
+    + 'both() { cat "/proc/$1/cmdline"; printf %s "$2"; cat "/proc/$1/environ"; }\n'
+    + 'if stands "$3" "$4"; then both "$3" "$2"; exit 0; fi\n'
+    + _KNOWN
+    + 'if [ "$alive" = 1 ]; then both "$pid" "$2"; fi\n'
 )
 _DESCRIBE = r"""
 printf '%s\n' "$HOME"; id -u
@@ -146,9 +160,11 @@ class ProcessService:
         # Two rehearsals on one machine share nothing: each experiment has a box of its own, in its own directory.
         own = f"-{hashlib.sha256(state.encode()).hexdigest()[:10]}" if box.engine == "rehearsal" else ""
         self.lock_name = f"{box.name}{own}"
-        self._base_env: dict[str, str] = {}
+        self._facts: UnitFacts | None = None
         self._installed: Installed | None = None
         self._invocation: str | None = None
+        self._standing: Standing | None = None
+        self._armed = False
 
     # --- what is there ---------------------------------------------------------------------------------------------
 
@@ -159,18 +175,42 @@ class ProcessService:
         if missing:
             raise BoxError(f"a plain process needs {' and '.join(missing)} on the box", hint="util-linux has setsid")
         argv, env = self._base(home, int(uid))
-        self._base_env = env
-        return UnitFacts(
+        self._standing = self._find(argv, None)
+        self._facts = UnitFacts(
             name=self.name,
             exists=True,
             argv=argv,
             env=env,
             user=self._transport.user,
             home=home,
-            active=False,
+            active=self._standing is not None,
             enabled=None,
+            main_pid=None if self._standing is None else self._standing.pid,
             cache_root=posixpath.join(home, posixpath.dirname(self._dir), "caches"),
         )
+        return self._facts
+
+    def _find(self, argv: tuple[str, ...], known: tuple[str, ...] | None) -> Standing | None:
+        """Production, if it runs: by its command of today, or by the one that a killed campaign had found."""
+        if self._box.engine == "rehearsal":
+            return None
+        return standing.find(self._transport, [argv] if known is None else [argv, known])
+
+    def _unit(self) -> UnitFacts:
+        return self._facts or self.describe()
+
+    @property
+    def guard_folder(self) -> str:
+        """Where the watchdog lives while a campaign does, from the login's home."""
+        return f"{self._dir}-guard"
+
+    @property
+    def _guard(self) -> Guard:
+        home = self._unit().home
+        return Guard(posixpath.join(home, self.guard_folder), posixpath.join(home, self._dir))
+
+    def _of_production(self) -> tuple[str, str]:
+        return ("0", "0") if self._standing is None else (str(self._standing.pid), self._standing.start)
 
     def look(self) -> UnitFacts:
         """See `Service.look`."""
@@ -200,12 +240,19 @@ class ProcessService:
         return unitfile.exec_argv(unit, specifiers), unitfile.environment(unit, specifiers)
 
     def production(self) -> ProductionState:
-        """See `Service.production`: nothing runs before a campaign."""
-        return ProductionState(unit=self.name, active=False)
+        """See `Service.production`."""
+        if self._box.engine == "rehearsal":
+            return ProductionState(unit=self.name, active=False)
+        known = self._guard.knows(self._transport)
+        self._standing = found = self._find(self._unit().argv, known)
+        command = found.argv if found is not None else known or ()
+        return ProductionState(unit=self.name, active=bool(command), command=command)
 
     def state(self) -> UnitState:
         """See `Service.state`."""
-        words = self._sh(_STATE, self._dir).split()
+        words = self._sh(_STATE, self._dir, *self._of_production()).split()
+        if words[:1] == ["production"] and self._standing is not None:
+            return UnitState("active", "running", self._standing.pid, None, 0, "success", None)
         if len(words) < 4:
             return UnitState("inactive", "dead", None, None, 0, None, None)
         _, pid, invocation, alive, *status = words
@@ -219,16 +266,16 @@ class ProcessService:
 
     def pids(self) -> tuple[int, ...]:
         """See `Service.pids`."""
-        return tuple(int(word) for word in self._sh(_PIDS, self._dir).split() if word.isdigit())
+        return tuple(int(word) for word in self._sh(_PIDS, self._dir, *self._of_production()).split() if word.isdigit())
 
     def ours(self) -> bool:
-        """See `Service.ours`: there is no production here."""
-        return True
+        """See `Service.ours`."""
+        return self._standing is None or self.state().main_pid != self._standing.pid
 
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this
-        cmdline, _, environ = self._sh(_EFFECTIVE, self._dir, cut).partition(cut)
+        cmdline, _, environ = self._sh(_EFFECTIVE, self._dir, cut, *self._of_production()).partition(cut)
         return read_argv(cmdline, self._installed.argv if self._installed else ()), read_environ(environ)
 
     # --- what we do ------------------------------------------------------------------------------------------------
@@ -242,7 +289,7 @@ class ProcessService:
 
     def step_actions(self, launch: Launch) -> dict[StepName, tuple[Action, ...]]:
         """See `Service.step_actions`."""
-        started = Action("in a session of its own, output to its log", _command(_installed(launch, self._base_env)))
+        started = Action("in a session of its own, output to its log", _command(_installed(launch, self._unit().env)))
         ended = Action("at the end, to each of its processes", ("kill", "-TERM", "PIDS"))
         return {"render": self.install_actions(launch), "start": (started,), "stop": (ended,)}
 
@@ -253,17 +300,28 @@ class ProcessService:
     def install(self, launch: Launch, *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         """See `Service.install`."""
         together(self._transport, self.install_actions(launch, stop_timeout_s=stop_timeout_s))
-        self._installed = _installed(launch, self._base_env)
+        self._installed = _installed(launch, self._unit().env)
 
     def start(self) -> None:
         """See `Service.start`."""
         if self._installed is None:
             raise BoxError("nothing was installed to start")
         self._invocation = uuid.uuid4().hex
-        self._sh(_START, self._dir, _SUPERVISE, self._invocation, *_command(self._installed)[1:])
+        heart = self._guard.heart if self._armed else ""
+        try:
+            self._sh(_START, heart, self._dir, _SUPERVISE, self._invocation, *_command(self._installed)[1:])
+        except CommandFailed as error:
+            if error.status == FIRED:
+                raise self._guard.fired() from error
+            raise
 
     def stop(self, *, kill: bool, deadline_s: float) -> None:
-        """See `Service.stop`."""
+        """See `Service.stop`. Production is never killed before its deadline."""
+        self._stop_ours(kill=kill, deadline_s=deadline_s)
+        if self._standing is not None:
+            standing.stop(self._transport, self._standing, deadline_s=deadline_s, grace_s=_KILL_GRACE_S)
+
+    def _stop_ours(self, *, kill: bool, deadline_s: float) -> None:
         polite = 0 if kill else max(1, round(deadline_s * 100))
         said = self._sh(
             _STOP, self._dir, str(polite), str(round(_KILL_GRACE_S * 100)), timeout_s=deadline_s + 2 * COMMAND_S
@@ -316,18 +374,69 @@ class ProcessService:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def restore(self, was: ProductionState) -> None:  # noqa: ARG002 - nothing ran before
-        """See `Service.restore`: nothing of ours is left."""
-        self.stop(kill=True, deadline_s=0.0)
+    def restore(self, was: ProductionState) -> None:
+        """See `Service.restore`."""
+        self._stop_ours(kill=True, deadline_s=0.0)
+        if not was.active:
+            return
+        self._standing = self._find(self._unit().argv, was.command or None)
+        if self._standing is not None:
+            return
+        try:
+            self._guard.start_production(self._transport)
+        except BoxError as error:
+            raise RestoreFailed(
+                f"{self.name} does not run, and {error.what}",
+                hint=f"start it by hand: {shlex.join(redact_argv(was.command))}",
+            ) from error
+        self._await_production(was)
+
+    def _await_production(self, was: ProductionState) -> None:
+        end, pause = time.monotonic() + _BACK_S, threading.Event()
+        while time.monotonic() < end:
+            self._standing = self._find(self._unit().argv, was.command or None)
+            if self._standing is not None:
+                return
+            pause.wait(0.1)
+        raise RestoreFailed(
+            f"{self.name} was started again as it was, but does not run", hint="its own log on the box says why"
+        )
 
     def arm(self, was: ProductionState, dead_man_s: float) -> None:
-        """See `Service.arm`: there is no production to bring back."""
+        """See `Service.arm`. A watchdog that a killed campaign left is taken over."""
+        guard, unit = self._guard, self._unit()
+        again = None
+        if was.active:
+            known = guard.knows(self._transport)
+            self._standing = self._find(unit.argv, known)
+            if self._standing is not None:
+                log = posixpath.join(posixpath.dirname(guard.dir), "production.log")
+                again = standing.capture(self._transport, self._standing, folder=guard.folder, log=log)
+            elif known is None:
+                raise BoxError(
+                    f"{self.name} ran before this campaign and does not now, and how it was started is not known on "
+                    "the box any more",
+                    hint="start it by hand, then run the same command again",
+                )
+        guard.arm(
+            self._transport,
+            dead_man_s=dead_man_s,
+            end_engine=_STOP,
+            grace_s=_KILL_GRACE_S,
+            sweep=caches.sweep_script(unit, root=self._box.cache_root),
+            production=again,
+        )
+        self._armed = True
 
     def beat(self) -> None:
         """See `Service.beat`."""
+        if self._armed:
+            self._guard.beat(self._transport)
 
     def disarm(self) -> None:
-        """See `Service.disarm`."""
+        """See `Service.disarm`. The engine's log and process id go too: a boot's journal is kept on our side."""
+        self._guard.disarm(self._transport)
+        self._armed = False
 
     def sudo_needs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """See `Service.sudo_needs`: none."""

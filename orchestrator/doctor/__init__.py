@@ -13,23 +13,26 @@ from dataclasses import replace
 
 from orchestrator.box import caches, lock
 from orchestrator.box.engines import ENGINES, is_rehearsal
+from orchestrator.box.process import ProcessService
 from orchestrator.box.services import Service, UnitFacts, make_service
 from orchestrator.box.systemd import SystemdService
 from orchestrator.box.transports import Transport, connect
 from orchestrator.doctor import probes
 from orchestrator.doctor.checks import CHECKS, Known, batch, missing, unbatch
 from orchestrator.doctor.findings import Diagnosis, Finding
+from orchestrator.doctor.root import helper_script, judge_root
 from orchestrator.doctor.show import mends, plain, table
 from orchestrator.errors import BoxError, ColdbootError, Unreachable, UsageError
 from orchestrator.matrix import BoxSpec, Matrix, Variant, load_matrix, select
 from orchestrator.plan import experiment_folder
 from orchestrator.survey import Options, compose
 
-__all__ = ["Diagnosis", "Finding", "examine", "mends", "plain", "table"]
+__all__ = ["Diagnosis", "Finding", "examine", "helper_script", "mends", "plain", "table"]
 
 ASK_S = 120.0
 ORDER = (
-    *("reach", "ssh", "known_host", "login", "tools", "sudo", "unit", "starts", "active", "exec", "variants", "engine"),
+    *("reach", "ssh", "known_host", "login", "tools", "root", "sudo"),
+    *("unit", "starts", "active", "exec", "variants", "engine"),
     *("port", "metrics", "gpu", "gpu_processes", "gpu_clocks", "caches", "disk", "journal", "journald", "linger"),
     *("clock", "leftovers"),
 )
@@ -135,6 +138,8 @@ class _Examination:
 
     def campaign_paths(self) -> tuple[str, ...]:
         """Paths that only a campaign makes."""
+        if isinstance(self.service, ProcessService):
+            return (self.service.guard_folder,)
         if not isinstance(self.service, SystemdService):
             return ()
         dead = self.service.dead_man
@@ -161,10 +166,11 @@ class _Examination:
         """What is no single command."""
         self.attempt("gpu", lambda: probes.gpus(self.transport, known))
         if known.unit is None:
-            self.not_asked |= dict.fromkeys(("sudo", "variants", "engine", "metrics"), "as the unit could not be read")
+            self.not_asked |= dict.fromkeys(
+                ("root", "sudo", "variants", "engine", "metrics"), "as the unit could not be read"
+            )
             return
-        if self.box.service == "systemd" and self.box.sudo is not False:
-            self.attempt("sudo", lambda: (probes.sudo(self.transport, self.service.sudo_needs(), known),))
+        self.ask_root(known, known.unit)
         if isinstance(known.own, tuple):
             self.not_asked |= dict.fromkeys(("variants", "engine", "metrics"), "as the command could not be read")
             return
@@ -174,6 +180,16 @@ class _Examination:
             self.attempt("metrics", lambda: (probes.metrics(self.transport, known),))
         elif known.systemd:
             self.not_asked["metrics"] = "as the unit does not run"
+
+    def ask_root(self, known: Known, unit: UnitFacts) -> None:
+        """Who does what only root may."""
+        if not isinstance(self.service, SystemdService) or self.box.service != "systemd":
+            return
+        if not self.transport.is_root:
+            granted, file = self.service.granted, str(self.matrix.path)
+            self.findings.append(judge_root(self.box, self.transport.user, granted, unit, file))
+        if self.box.sudo is not False and (self.box.root != "helper" or unit.helper):
+            self.attempt("sudo", lambda: (probes.sudo(self.transport, self.service.sudo_needs(), known),))
 
     def attempt(self, check: str, ask: Callable[[], Sequence[Finding]]) -> None:
         """One question that fails, or hangs to its deadline, is a finding, and ends nothing else."""
