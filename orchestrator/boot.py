@@ -182,6 +182,7 @@ class _Boot:
         self.settling = False
         self.failed_at: dict[int, None] = {}
         self.target: load.Target | None = None
+        self.scale: load.Scale | None = None
         self.gpus: facts.GpuState | None = None
 
     # --- the cycle -------------------------------------------------------------------------------------------------
@@ -566,7 +567,22 @@ class _Boot:
                 errors += [timing.error for timing in timings if timing.error is not None]
         if not errors:
             self.watch.mark("served")
-        return _Done("; ".join(dict.fromkeys(errors)) or None, {"seconds": seconds})
+        found = {"seconds": seconds, "prompts": self.calibrate()}
+        return _Done("; ".join(dict.fromkeys(errors)) or None, found)
+
+    def calibrate(self) -> dict[str, Any]:
+        """How long text is for this engine: asked once, used by all that follows; what it found, for the record."""
+        assert self.target is not None
+        with self.engine_time():
+            scale = load.calibrate(self.target, endpoint=self.rig.load.endpoint, cancelled=self.cancelled)
+        self.check()
+        self.scale = scale
+        return {
+            "lengths": "exact" if scale.exact else "mean" if scale.measured else "guessed",
+            "tokens_per_word": round(scale.tokens_per_word, 3),
+            "overhead_tokens": round(scale.overhead_tokens, 1),
+            "max_model_len": scale.max_model_len,
+        }
 
     def headroom(self) -> _Work:
         """One prompt that fills a whole prefill batch, then as many at once as the highest concurrency."""
@@ -601,6 +617,7 @@ class _Boot:
             seed=f"{self.rig.seed}/{self.planned.boot}/{prompt_tokens}/{count}/{sampling}",
             deadline_s=deadline_s,
             sampling=sampling,
+            scale=self.scale or load.Scale(),
             cancelled=self.cancelled,
         )
         self.check()
@@ -623,6 +640,7 @@ class _Boot:
                 seed=f"{self.planned.boot}/alive/{time.monotonic_ns()}",
                 deadline_s=ALIVE_S,
                 sampling=None,
+                scale=load.Scale(),
                 cancelled=self.cancelled,
             )[0]
             return timing.error is None
@@ -682,6 +700,7 @@ class _Boot:
                 seed=f"{self.rig.seed}/{self.planned.boot}/{concurrency}/{attempt}",
                 cancelled=self.cancelled,
                 deadline_s=self.rig.deadlines.trial_s,
+                scale=self.scale,
             )
         found = load.to_record_fields(result, self.watch.logger_samples())
         reasons = list(found.pop("invalid_reasons"))
@@ -737,7 +756,7 @@ class _Boot:
             if watch is not None:
                 watch.settle(quiet_s=0.05, deadline_s=0.5)
                 watch.close()
-            self.identity = None
+            self.identity = self.scale = None
         return found
 
     def memory_drain(self) -> dict[str, Any]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from orchestrator import client as http
-from orchestrator.client import PATHS, Answer, Cancelled, Client, Endpoint, Page, Target, completion_body
-from orchestrator.prompts import SANITY, Scale, text
+from orchestrator import sizing
+from orchestrator.asking import Pages, ask, cancellable
+from orchestrator.client import Answer, Cancelled, Endpoint, Target, completion_body
+from orchestrator.prompts import SANITY, OwnPrompts, Scale, Writer
 from orchestrator.records import RequestTiming
 from orchestrator.rulers import Window, with_logger
 from orchestrator.trial import Load, LoadLike, Trial, TrialResult, to_record_fields
@@ -26,6 +28,7 @@ __all__ = [
     "Greedy",
     "Load",
     "LoadLike",
+    "OwnPrompts",
     "Scale",
     "Target",
     "TrialResult",
@@ -35,10 +38,10 @@ __all__ = [
     "probe",
     "run_trial",
     "to_record_fields",
+    "too_long",
     "with_logger",
 ]
 
-_POLL_S = 0.02
 _SIZING_S = 5.0  # at most so long for asking /tokenize
 
 
@@ -55,7 +58,7 @@ def run_trial(
     cancelled: Cancelled = _go_on,
     deadline_s: float,
     scale: Scale | None = None,
-    prompts: Sequence[str] = (),
+    prompts: OwnPrompts | None = None,
 ) -> TrialResult:
     """Load the server with `concurrency` streams and measure one window.
 
@@ -66,23 +69,17 @@ def run_trial(
         seed: makes the prompts; two trials of one boot must differ in seed or concurrency, or prompts repeat.
         cancelled: asked every 20 ms; a reason ends the trial at once, invalid.
         deadline_s: the trial is over by then, whatever the server does.
-        scale: words per token of this server (see `calibrate`); None: asked from its `/tokenize`, if it has one.
-        prompts: the user's own prompts instead of generated ones.
+        scale: how long text is for this server (see `calibrate`); None: asked from its `/tokenize`, if it has one.
+        prompts: the user's own prompts instead of generated ones; all trials of a boot share them.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be 1 or more, not {concurrency}")
 
     async def main() -> TrialResult:
         began_s = time.monotonic()
-        measured = [scale or Scale()]
-
-        async def size() -> None:
-            measured.append(await _scale(target, spec.endpoint, began_s + min(deadline_s, _SIZING_S)))
-
-        if scale is None:
-            await _cancellable(size(), cancelled)
-        trial = Trial(target, spec, concurrency, seed=seed, scale=measured[-1], own=prompts)
-        return await trial.run(cancelled, deadline_s - (time.monotonic() - began_s))
+        known = scale or await _measured(target, spec.endpoint, began_s + min(deadline_s, _SIZING_S), cancelled)
+        trial = Trial(target, spec, concurrency, seed=seed, scale=known, own=prompts)
+        return await trial.run(cancelled, deadline_s, began=began_s)
 
     return http.run(main())
 
@@ -103,26 +100,33 @@ def probe(
 ) -> tuple[RequestTiming, ...]:
     """Send `n` requests at once, each with a prompt of its own; one timing each, in order, all over by `deadline_s`.
 
-    Prompts of 256 tokens or more are fitted by the server's `/tokenize`, if it has one: at most `prompt_tokens`, and
-    hardly less. `sampling` is merged into each request (`{"temperature": 0.8, "top_p": 0.9}`).
+    Prompts are as long as `scale` can tell (None: asked from the server), and no longer than the server takes.
+    `sampling` is merged into each request (`{"temperature": 0.8, "top_p": 0.9}`).
     """
 
     async def main() -> list[Answer]:
         until_s = time.monotonic() + deadline_s
         seeds = [f"{seed}/probe/{prompt_tokens}/{n}/{index}" for index in range(n)]
-        said: list[str] = []
+        known = scale or await _measured(target, endpoint, min(until_s, time.monotonic() + _SIZING_S), cancelled)
+        room = known.longest(output_tokens)
+        tokens = prompt_tokens if room is None else min(prompt_tokens, room)
+        writer, said = Writer(known), list[str]()
+        drafts = [_Draft(writer, one, tokens) for one in seeds]
 
         async def write() -> None:
-            said.extend(await _fitted(target, endpoint, seeds, prompt_tokens, scale=scale, until_s=until_s))
+            said.extend(await asyncio.gather(*(_fitted(Pages(target, until_s), endpoint, one) for one in drafts)))
 
-        await _cancellable(write(), cancelled)
+        if known.exact or not known.measured or tokens < _FITTED_FROM:
+            said.extend(writer.write(one, tokens) for one in seeds)
+        else:
+            await cancellable(write(), cancelled)
         bodies = [
             completion_body(
                 target.model, prompt, endpoint=endpoint, stream=stream, output_tokens=output_tokens, sampling=sampling
             )
             for prompt in said or seeds
         ]
-        return await _ask(target, endpoint, bodies, until_s - time.monotonic(), cancelled)
+        return await ask(target, endpoint, bodies, until_s - time.monotonic(), cancelled)
 
     return tuple(answer.timing() for answer in http.run(main()))
 
@@ -173,7 +177,7 @@ def greedy(
         completion_body(target.model, prompt, endpoint=endpoint, stream=True, output_tokens=output_tokens, exact=exact)
         for prompt in prompts
     ]
-    answers = http.run(_ask(target, endpoint, bodies, deadline_s, cancelled, at_once=False))
+    answers = http.run(ask(target, endpoint, bodies, deadline_s, cancelled, at_once=False))
     texts = tuple(answer.text() for answer in answers)
     whole = bool(answers) and all(answer.ok for answer in answers)
     repeated = [repetition(said) for answer, said in zip(answers, texts, strict=True) if answer.ok]
@@ -198,141 +202,85 @@ def repetition(said: str) -> float:
 def calibrate(
     target: Target, *, endpoint: Endpoint = "chat", deadline_s: float = 10.0, cancelled: Cancelled = _go_on
 ) -> Scale:
-    """How many tokens this server makes of a word: by its `/tokenize`, else by the usage of two short requests.
+    """How long text is for this server: by its `/tokenize`, else by the usage of two short requests.
 
     The default `Scale` (`measured` is False) when the server tells neither.
     """
-    return http.run(_calibrate(target, endpoint, time.monotonic() + deadline_s, cancelled))
+    return http.run(_measured(target, endpoint, time.monotonic() + deadline_s, cancelled, requests=True))
 
 
-_SIZES = (16, 272)  # words of the two texts that are counted
+async def _measured(
+    target: Target, endpoint: Endpoint, until_s: float, cancelled: Cancelled, *, requests: bool = False
+) -> Scale:
+    found = [Scale()]
+
+    async def look() -> None:
+        found.append(await sizing.measure(target, endpoint, until_s, cancelled=cancelled, requests=requests))
+
+    await cancellable(look(), cancelled)
+    return found[-1]
+
+
 _FITTED_FROM = 256  # tokens: below, a few more or fewer do not matter
+_MAX_FOUND = 20
 
 
-async def _calibrate(target: Target, endpoint: Endpoint, until_s: float, cancelled: Cancelled) -> Scale:
-    texts = [text(f"calibrate/{size}", size) for size in _SIZES]
-    scale = await _scale(target, endpoint, until_s)
-    if scale.measured:
-        return scale
-    bodies = [completion_body(target.model, said, endpoint=endpoint, stream=False, output_tokens=1) for said in texts]
-    answers = await _ask(target, endpoint, bodies, max(until_s - time.monotonic(), 0.1), cancelled)
-    return _line([answer.prompt_tokens if answer.ok else None for answer in answers])
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A prompt that is still to be written, of at most so many tokens."""
+
+    writer: Writer
+    seed: str
+    tokens: int
 
 
-async def _scale(target: Target, endpoint: Endpoint, until_s: float) -> Scale:
-    """The server's scale by its `/tokenize`; the default one when it has none."""
-    counts: list[int | None] = []
-    for size in _SIZES:
-        counts.append(await _tokenize(target, endpoint, text(f"calibrate/{size}", size), until_s))
-        if counts[-1] is None:
-            return Scale()
-    template = await _tokenize(target, endpoint, "", until_s)
-    return replace(_line(counts), template_tokens=template or 0)
-
-
-def _line(counts: Sequence[int | None]) -> Scale:
-    small, large = counts
-    if small is None or large is None or large <= small:
-        return Scale()
-    per_word = (large - small) / (_SIZES[1] - _SIZES[0])
-    return Scale(per_word, max(0.0, small - per_word * _SIZES[0]), measured=True)
-
-
-async def _fitted(
-    target: Target, endpoint: Endpoint, seeds: Sequence[str], tokens: int, *, scale: Scale | None, until_s: float
-) -> list[str]:
-    """One prompt a seed: `tokens` long by the scale, and never longer where the server counts them for us."""
-    if scale is None:
-        scale = await _scale(target, endpoint, until_s) if tokens >= _FITTED_FROM else Scale()
-    words = scale.words(tokens)
-    if not scale.measured or tokens < _FITTED_FROM:
-        return [text(seed, words) for seed in seeds]
-
-    async def fit(seed: str) -> str:
-        size, said = words, text(seed, words)
+async def _fitted(pages: Pages, endpoint: Endpoint, draft: _Draft) -> str:
+    """The prompt, where the server counts but its words cannot be told apart."""
+    size, wanted = float(draft.tokens), draft.tokens
+    try:
         for _ in range(4):
-            count = await _tokenize(target, endpoint, said, until_s)
-            if count is None or 0.985 * tokens <= count <= tokens:
+            said = draft.writer.write(draft.seed, size)
+            counted = await sizing.count(pages, endpoint, said)
+            if counted is None or 0.985 * wanted <= counted <= wanted:
                 break
-            size = max(1, int(size * tokens / count * 0.995))
-            said = text(seed, size)
-        return said
-
-    return list(await asyncio.gather(*(fit(seed) for seed in seeds)))
-
-
-async def _tokenize(target: Target, endpoint: Endpoint, said: str, until_s: float) -> int | None:
-    prompt: dict[str, Any] = (
-        {"messages": [{"role": "user", "content": said}]} if endpoint == "chat" else {"prompt": said}
-    )
-    client = Client(target)
-    connection, page = client.connection(), Page()
-    try:
-        left_s = max(until_s - time.monotonic(), 0.1)
-        await connection.request(client.post("/tokenize", {"model": target.model} | prompt), page, deadline_s=left_s)
+            size *= wanted / counted * 0.995
     finally:
-        connection.abort()
-    if page.kind is not None or page.status != 200:
-        return None
-    try:
-        count = orjson.loads(page.body).get("count")
-    except (orjson.JSONDecodeError, AttributeError):
-        return None
-    return count if isinstance(count, int) and count >= 0 else None
+        pages.abort()
+    return said
 
 
-async def _ask(
+def too_long(
     target: Target,
-    endpoint: Endpoint,
-    bodies: Sequence[Mapping[str, Any]],
-    deadline_s: float,
-    cancelled: Cancelled,
+    prompts: Sequence[str],
+    scale: Scale,
     *,
-    at_once: bool = True,
-) -> list[Answer]:
-    """Answers to `bodies`, all at once or one after the other, over by `deadline_s` or when `cancelled` says so."""
-    client = Client(target)
-    until_s = time.monotonic() + deadline_s
-    answers = [Answer(stream=bool(body.get("stream"))) for body in bodies]
-    connections = [client.connection() for _ in (bodies if at_once else bodies[:1])]
+    endpoint: Endpoint,
+    output_tokens: int,
+    deadline_s: float,
+    cancelled: Cancelled = _go_on,
+) -> dict[int, int]:
+    """Those of the user's prompts that do not fit with their answer: place → tokens; 20 at most.
 
-    async def one(index: int) -> None:
-        connection = connections[index if at_once else 0]
-        left_s = max(until_s - time.monotonic(), 0.001)
-        await connection.request(client.post(PATHS[endpoint], bodies[index]), answers[index], deadline_s=left_s)
+    A token is a byte at least, so only prompts of that many bytes are counted by the server; one whose tokens it does
+    not tell (no `/tokenize`, or `deadline_s` has passed) is not in the answer.
+    """
+    room = None if scale.max_model_len is None else scale.max_model_len - output_tokens
+    found: dict[int, int] = {}
 
-    async def all_of_them() -> None:
-        if at_once:
-            await asyncio.gather(*(connection.try_open() for connection in connections))
-            await asyncio.gather(*(one(index) for index in range(len(bodies))))
-        else:
-            for index in range(len(bodies)):
-                await one(index)
+    async def look(room: int) -> None:
+        pages = Pages(target, time.monotonic() + deadline_s)
+        try:
+            for place, prompt in enumerate(prompts):
+                if len(prompt.encode("utf-8", "replace")) + scale.overhead_tokens <= room or len(found) >= _MAX_FOUND:
+                    continue
+                counted = await sizing.count(pages, endpoint, prompt)
+                if counted is None:
+                    return
+                if counted > room:
+                    found[place] = counted
+        finally:
+            pages.abort()
 
-    try:
-        reason = cancelled() or await _cancellable(all_of_them(), cancelled)
-    finally:
-        for connection in connections:
-            connection.abort()
-    for answer in answers:
-        if answer.kind is None and answer.ended_at == 0.0:
-            answer.sent_at = answer.sent_at or time.monotonic()
-            answer.ended_at = time.monotonic()
-            answer.fail("cancelled", reason or "never sent")
-    return answers
-
-
-async def _cancellable(work: Coroutine[Any, Any, None], cancelled: Cancelled) -> str | None:
-    """Do the work, or stop as soon as `cancelled` gives a reason, which is returned."""
-    task = asyncio.ensure_future(work)
-    reason: str | None = None
-    try:
-        while not task.done() and reason is None:
-            await asyncio.wait({task}, timeout=_POLL_S)
-            reason = None if task.done() else cancelled()
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()
-    return reason
+    if room is not None:
+        http.run(cancellable(look(room), cancelled))
+    return found

@@ -1,25 +1,20 @@
-"""Prompts: real text from a seeded generator, no two alike, of a length in tokens; or the user's own file.
+"""Prompts: real text from a seeded generator, no two alike, of a length in tokens; or the user's own, each once.
 
-Text comes from sentences of our own (prompts.txt). Every prompt opens with a serial number of its own, so that no two
-share a first block and a prefix cache has nothing to find. How many words make a token differs between models: a
-`Scale` is measured on the server (`/tokenize`) or taken from the usage of an earlier answer.
+Text is made of sentences of our own (prompts.txt). Every prompt opens with a serial of its own in words, so that no two
+share a first block and a prefix cache has nothing to find. How long text is differs between models: a `Scale` knows
+what each word costs on one server (`sizing` asks it), and a prompt is filled up word by word until its length is met.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from pathlib import Path
-
-from orchestrator.errors import ProblemsError
-
-MAX_PROMPT_CHARS = 2_000_000
 
 SANITY: tuple[str, ...] = (
     "Name the four seasons of the year in order, one on each line.",
@@ -28,24 +23,51 @@ SANITY: tuple[str, ...] = (
 )
 """The fixed prompts of the sanity step: short, harmless, answered alike by every model that is well."""
 
+# The first word is the same in all: what it costs without a space before it, inside a chat template, is measured once.
+OPENING = "Note"
+_SERIAL_BYTES = 8
+_SHORTEST_SERIAL = 4
+_POOL = 1024
+_LINEAR_ERROR = 0.02  # of a prompt's length, where only the mean cost of a word is known
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How long text is for one server: `tokens = overhead + words · tokens_per_word`.
+    """How long text is for one server: `tokens = overhead + drift · (cost of each word)`.
 
-    `overhead_tokens` is what the server puts around a prompt (chat template, first token) and what the serial number
-    costs beyond a word; `template_tokens` the first of these alone, which all prompts share. The default is what
-    English text has under today's vocabularies.
+    `costs` holds what each word of ours costs there with the space before it; a word that is not in it costs
+    `tokens_per_word`, which for English text and today's vocabularies is about 1.25. `overhead_tokens` is what the
+    server puts around a prompt (chat template, first token), `template_tokens` so much of it as all prompts share at
+    their beginning. `drift` is 1 unless words cost more together than alone. `max_model_len`: None where not told.
     """
 
     tokens_per_word: float = 1.25
     overhead_tokens: float = 0.0
     measured: bool = False
     template_tokens: float = 0.0
+    costs: Mapping[str, int] = field(default_factory=dict)
+    drift: float = 1.0
+    max_model_len: int | None = None
 
-    def words(self, tokens: int) -> int:
-        """Words that make about `tokens`."""
-        return max(1, round((tokens - self.overhead_tokens) / self.tokens_per_word))
+    @property
+    def exact(self) -> bool:
+        """Whether a prompt has to the token the length that it was made for."""
+        return bool(self.costs) and self.drift == 1.0
+
+    def cost(self, word: str) -> float:
+        """Tokens of one word with the space before it."""
+        return self.costs.get(word, self.tokens_per_word)
+
+    def length(self, said: str) -> float:
+        """Tokens of one of our own prompts."""
+        return self.overhead_tokens + self.drift * sum(self.cost(word) for word in said.split())
+
+    def longest(self, output_tokens: int) -> int | None:
+        """The longest prompt that surely fits with its answer; 0 or less: none does; None: no limit is known."""
+        if self.max_model_len is None:
+            return None
+        room = self.max_model_len - output_tokens
+        return room if self.exact else room - math.ceil(_LINEAR_ERROR * room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,104 +96,122 @@ def _corpus() -> _Corpus:
     return _Corpus(tuple(sentences), lists)
 
 
-def text(seed: str, words: int) -> str:
-    """Text of exactly `words` whitespace words, the same for the same seed on every platform."""
+@cache
+def _pool() -> tuple[tuple[str, ...], ...]:
+    """Sentences written out, as words: put together in ever other orders. The same on every platform."""
     corpus = _corpus()
-    chance = random.Random(seed)  # noqa: S311  # reproducible on purpose, no secret
-    # The serial differs from the first token on: blake2b of the seed, in groups as a person would write a number.
-    serial = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-    parts = [f"{serial[:4]}-{serial[4:8]}-{serial[8:12]}-{serial[12:]}:"]
-    count = 1
-    while count < words:
-        sentence = _SLOT.sub(lambda slot: chance.choice(corpus.words[slot.group(1)]), chance.choice(corpus.sentences))
-        parts.append(sentence[0].upper() + sentence[1:])
-        count += sentence.count(" ") + 1
-    return " ".join(" ".join(parts).split(" ")[:words])
+    chance = random.Random("pool")  # noqa: S311  # reproducible on purpose, no secret
+    written = []
+    for number in range(_POOL):
+        pattern = corpus.sentences[number % len(corpus.sentences)]
+        sentence = _SLOT.sub(lambda slot: chance.choice(corpus.words[slot.group(1)]), pattern)
+        written.append(tuple((sentence[0].upper() + sentence[1:]).split()))
+    return tuple(written)
+
+
+@cache
+def _serial_words() -> tuple[str, ...]:
+    """Words that a serial is written in, by number."""
+    return tuple(sorted({word for sentence in _pool() for word in sentence if word.isalpha() and word.islower()}))
+
+
+@cache
+def vocabulary() -> tuple[str, ...]:
+    """Every word, with its capitals and punctuation, that a generated prompt may hold after its first."""
+    return tuple(sorted({word for sentence in _pool() for word in sentence} | {OPENING}))
+
+
+def serial(seed: str) -> list[str]:
+    """A number of its own for each seed, in words."""
+    words = _serial_words()
+    number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=_SERIAL_BYTES).digest())
+    found = []
+    for _ in range(math.ceil(8 * _SERIAL_BYTES / math.log2(len(words)))):
+        number, place = divmod(number, len(words))
+        found.append(words[place])
+    return found
+
+
+class Writer:
+    """Writes prompts of a length in tokens for one server."""
+
+    def __init__(self, scale: Scale = Scale()) -> None:
+        self._scale = scale
+        self._sentences = [(words, sum(map(scale.cost, words))) for words in _pool()]
+        least = min(map(scale.cost, vocabulary()))
+        self._fillers = [word for word in _serial_words() if scale.cost(word) == least]
+        self._least = least
+
+    def write(self, seed: str, tokens: float) -> str:
+        """Text of `tokens`, the same for the same seed and scale; a few words at least, however few are asked for."""
+        scale = self._scale
+        left = (tokens - scale.overhead_tokens) / scale.drift
+        words: list[str] = [OPENING]
+        left -= scale.cost(OPENING)
+        for number, word in enumerate(serial(seed)):
+            if number >= _SHORTEST_SERIAL and scale.cost(word) > left:
+                break
+            words.append(word)
+            left -= scale.cost(word)
+        chance = random.Random(seed)  # noqa: S311  # reproducible on purpose, no secret
+        for sentence, cost in self._endless(chance, left):
+            if cost > left:
+                break
+            words += sentence
+            left -= cost
+        for word in sentence:
+            if scale.cost(word) > left:
+                break
+            words.append(word)
+            left -= scale.cost(word)
+        words += chance.choices(self._fillers, k=max(0, math.floor(left / self._least + 0.5)))
+        return " ".join(words)
+
+    def _endless(self, chance: random.Random, tokens: float) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Sentences in a random order, none twice before all were there."""
+        mean = sum(cost for _, cost in self._sentences) / len(self._sentences)
+        wanted = max(1, math.ceil(1.25 * tokens / mean) + 4)
+        while True:
+            yield from chance.sample(self._sentences, min(wanted, len(self._sentences)))
 
 
 class Prompts:
-    """Prompts of one trial by number: generated ones, or those of the user's file in a seeded order.
+    """The generated prompts of one stream by number; none is there twice."""
 
-    Generated prompts never repeat. A file's prompts do when there are fewer of them than requests; each round then
-    opens with its serial, unless `repeat` is set.
-    """
-
-    def __init__(
-        self, seed: str, tokens: int, scale: Scale = Scale(), *, own: Sequence[str] = (), repeat: bool = False
-    ) -> None:
-        self._seed = seed
-        self._words = scale.words(tokens)
-        self._own = list(own)
-        self._repeat = repeat
-        random.Random(seed).shuffle(self._own)  # noqa: S311  # reproducible on purpose, no secret
+    def __init__(self, seed: str, tokens: int, writer: Writer) -> None:
+        self._seed, self._tokens, self._writer = seed, tokens, writer
 
     def __getitem__(self, index: int) -> str:
-        if not self._own:
-            return text(f"{self._seed}/{index}", self._words)
-        turn, place = divmod(index, len(self._own))
-        prompt = self._own[place]
-        return prompt if turn == 0 or self._repeat else f"{text(f'{self._seed}/{index}', 1)} {prompt}"
+        return self._writer.write(f"{self._seed}/{index}", self._tokens)
 
 
-def read_prompts(path: Path) -> tuple[str, ...]:
-    """The user's own prompts: JSON lines (a string, `{"prompt": …}`, or a ShareGPT conversation), or one JSON array.
+class OwnPrompts:
+    """The user's own prompts for one boot, in an order that the seed decides; whoever asks gets the next one.
 
-    Raises:
-        ProblemsError: every line that is empty, over-long or not understood, `file:line: what`.
+    All trials of a boot share it, so that none is sent twice to one engine. When all were sent, they are sent again:
+    as they are where `repeat` is set, else behind a serial, which makes each a new prompt.
     """
-    try:
-        raw = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemsError([f"{path}: cannot be read: {error}"]) from error
-    prompts: list[str] = []
-    problems: list[str] = []
-    for where, row in _rows(path, raw):
-        prompt = _prompt_of(row)
-        if isinstance(row, json.JSONDecodeError):
-            problems.append(f"{where}: {row.msg} at column {row.colno}")
-        elif prompt is None:
-            problems.append(f'{where}: no prompt; accepted: a string, {{"prompt": "…"}}, a ShareGPT conversation')
-        elif not prompt.strip():
-            problems.append(f"{where}: the prompt is empty")
-        elif len(prompt) > MAX_PROMPT_CHARS:
-            problems.append(f"{where}: {len(prompt)} characters; at most {MAX_PROMPT_CHARS}")
-        else:
-            prompts.append(prompt)
-    if not prompts and not problems:
-        problems.append(f"{path}: no prompt in it")
-    if problems:
-        raise ProblemsError(problems)
-    return tuple(prompts)
 
+    def __init__(self, prompts: Sequence[str], seed: str, *, repeat: bool = False) -> None:
+        # What stands in the file twice is one prompt.
+        self._prompts = list(prompts if repeat else dict.fromkeys(prompts))
+        self._seed = seed
+        self.repeat = repeat
+        self.taken = 0
+        random.Random(seed).shuffle(self._prompts)  # noqa: S311  # reproducible on purpose, no secret
 
-def _rows(path: Path, raw: str) -> Iterator[tuple[str, object]]:
-    """(where, what stands there); a line that is no JSON is its error."""
-    if raw.lstrip().startswith("["):
-        try:
-            entries = json.loads(raw)
-        except json.JSONDecodeError as error:
-            yield f"{path}:{error.lineno}", error
-            return
-        for number, entry in enumerate(entries):
-            yield f"{path}: entry {number}", entry
-        return
-    for number, line in enumerate(raw.removesuffix("\n").split("\n") if raw else (), start=1):
-        try:
-            yield f"{path}:{number}", json.loads(line) if line.strip() else ""
-        except json.JSONDecodeError as error:
-            yield f"{path}:{number}", error
+    def __len__(self) -> int:
+        return len(self._prompts)
 
+    @property
+    def again(self) -> int:
+        """How often a prompt was given out that had been before."""
+        return max(0, self.taken - len(self._prompts))
 
-def _prompt_of(row: object) -> str | None:
-    if isinstance(row, str):
-        return row
-    if not isinstance(row, dict):
-        return None
-    if isinstance(row.get("prompt"), str):
-        return str(row["prompt"])
-    turns = row.get("conversations") or row.get("conversation") or row.get("messages")
-    for turn in turns if isinstance(turns, list) else ():
-        if isinstance(turn, dict) and turn.get("from", turn.get("role")) in ("human", "user"):
-            said = turn.get("value", turn.get("content"))
-            return said if isinstance(said, str) else None
-    return None
+    def take(self) -> str:
+        """The next one."""
+        turn, place = divmod(self.taken, len(self._prompts))
+        self.taken += 1
+        if turn == 0 or self.repeat:
+            return self._prompts[place]
+        return f"{' '.join(serial(f'{self._seed}/{turn}/{place}'))}: {self._prompts[place]}"

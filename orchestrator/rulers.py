@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.records import Deltas, Quantiles, RequestTiming, Rulers
 from orchestrator.scrape import Snapshot
@@ -267,12 +268,21 @@ def _strangers(whole: Deltas, counted: float, ours: Books, warned: list[str]) ->
     return []
 
 
-def prefix_hits(whole: Deltas, requests: int, template_tokens: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(invalid reasons, warnings) of prefix-cache hits; `template_tokens` is what all prompts share by the template."""
+def prefix_hits(
+    whole: Deltas, requests: int, template_tokens: float, *, own: Literal["once", "repeated"] | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(invalid reasons, warnings) of prefix-cache hits.
+
+    `template_tokens` is what all prompts share by the template; `own`: they are the user's, who may want hits.
+    """
     queries, hits = whole.prefix_cache_queries, whole.prefix_cache_hits
     if not queries or not hits or hits / queries < PREFIX_HITS_INVALID:
         return (), ()
     said = f"{hits / queries:.1%} of the prompt tokens came from the prefix cache"
     if hits <= template_tokens * requests:
         return (), (f"{said}, all within the chat template that every prompt shares",)
+    if own == "repeated":
+        return (), (f"{said}: prompts were repeated on purpose, these are not the speeds of new ones",)
+    if own == "once":
+        return (), (f"{said}: prompts of the file begin alike",)
     return (f"prefix_cache: {said}; our prompts are unique (limit {PREFIX_HITS_INVALID:.0%})",), ()

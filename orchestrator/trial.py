@@ -33,7 +33,7 @@ from orchestrator.client import (
     completion_body,
 )
 from orchestrator.errors import BoxError
-from orchestrator.prompts import Prompts, Scale
+from orchestrator.prompts import OwnPrompts, Prompts, Scale, Writer
 from orchestrator.records import Deltas, Quantiles, RequestTiming, Rulers
 from orchestrator.rulers import Health, Window
 from orchestrator.scrape import Snapshot
@@ -66,7 +66,7 @@ class LoadLike(Protocol):
 
     @property
     def input_tokens(self) -> int:
-        """Prompt length, about."""
+        """Prompt length."""
 
     @property
     def output_tokens(self) -> int:
@@ -231,11 +231,16 @@ class Trial:
         *,
         seed: str,
         scale: Scale,
-        own: Sequence[str] = (),
+        own: OwnPrompts | None = None,
     ) -> None:
         self._target, self._spec, self._concurrency, self._scale = target, spec, concurrency, scale
+        self._own = own
+        self._again = 0 if own is None else own.again
+        room = scale.longest(spec.output_tokens)
+        self._input_tokens = spec.input_tokens if room is None else min(spec.input_tokens, room)
+        writer = Writer(scale)
         self._prompts = [
-            Prompts(f"{seed}/c{concurrency}/s{stream}", spec.input_tokens, scale, own=own[stream::concurrency] or own)
+            Prompts(f"{seed}/c{concurrency}/i{spec.input_tokens}/s{stream}", self._input_tokens, writer)
             for stream in range(concurrency)
         ]
         self._client = Client(target)
@@ -266,9 +271,8 @@ class Trial:
         self._cpu_s = 0.0
         self._late_s: list[float] = []
 
-    async def run(self, cancelled: Cancelled, deadline_s: float) -> TrialResult:
-        """The whole trial, over within `deadline_s`."""
-        began = time.monotonic()
+    async def run(self, cancelled: Cancelled, deadline_s: float, *, began: float) -> TrialResult:
+        """The whole trial, over within `deadline_s` of `began` (monotonic seconds)."""
         body = asyncio.ensure_future(self._body())
         reason: str | None = None
         try:
@@ -289,12 +293,13 @@ class Trial:
         elif late:
             wanted = self._spec.window_requests
             inside = "" if wanted is None else f"; {self._ended_inside()} of {wanted} requests had ended in the window"
-            self._count("deadline", f"the trial did not end within {round(deadline_s, 1):g} s{inside}")
+            self._count("deadline", f"the trial did not end within {deadline_s:g} s{inside}")
         return self._result(reason, time.monotonic() - began)
 
     async def _body(self) -> None:
         connections = [self._client.connection() for _ in range(self._concurrency)]
         try:
+            self._fits()
             await self._idle()
             # Opened before any request; one that is refused here is counted when its stream sends.
             await asyncio.gather(*(connection.try_open() for connection in connections))
@@ -314,6 +319,22 @@ class Trial:
                 await asyncio.wait(self._streams)
             for connection in (*connections, self._scraper):
                 connection.abort()
+
+    def _fits(self) -> None:
+        """Prompts are cut to what the model takes beside its answer; said once, and not by a 400 in the window.
+
+        Raises:
+            _Over: there is no room for a prompt at all.
+        """
+        spec, limit = self._spec, self._scale.max_model_len
+        if self._input_tokens < 1:
+            self._invalid.append(f"too_long: answers of {spec.output_tokens} tokens leave no room in {limit}")
+            raise _Over
+        if self._own is None and self._input_tokens < spec.input_tokens:
+            self._warnings.append(
+                f"prompts have {self._input_tokens} tokens, not {spec.input_tokens}: with answers of "
+                f"{spec.output_tokens} more do not fit into the model's {limit} (max_model_len)"
+            )
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -350,7 +371,7 @@ class Trial:
             asked = math.ceil(asked * (stream + 1) / self._concurrency)
         body = completion_body(
             self._target.model,
-            self._prompts[stream][number],
+            self._prompts[stream][number] if self._own is None else self._own.take(),
             endpoint=spec.endpoint,
             stream=spec.stream,
             output_tokens=asked,
@@ -703,7 +724,12 @@ class Trial:
         assert self._after is not None
         for invalid, warned in (
             measure.audit(whole, self._before, self._after, ours),
-            measure.prefix_hits(whole, ours.requests + ours.open_requests, self._scale.template_tokens),
+            measure.prefix_hits(
+                whole,
+                ours.requests + ours.open_requests,
+                self._scale.template_tokens,
+                own=None if self._own is None else "repeated" if self._own.repeat else "once",
+            ),
         ):
             self._invalid += invalid
             self._warnings += warned
@@ -711,10 +737,18 @@ class Trial:
     def _warn_lengths(self, timings: Sequence[RequestTiming]) -> None:
         if self._other_length:
             self._warnings.append(f"{self._other_length} answers were not of the length that was asked for")
+        if self._own is not None:
+            again = self._own.again - self._again
+            if again:
+                how = "as it is" if self._own.repeat else "behind a serial of its own"
+                many = f"{again} requests sent a prompt of the file again, {how}: the file has {len(self._own)}"
+                self._warnings.append(many)
+            return
         told = [timing.prompt_tokens for timing in timings if timing.prompt_tokens is not None]
-        asked = self._spec.input_tokens
-        if told and abs(sum(told) / len(told) / asked - 1) > 0.1:
-            self._warnings.append(f"prompts had {sum(told) / len(told):.0f} tokens on average, {asked} were asked for")
+        asked = self._input_tokens
+        if told and max(abs(count - asked) for count in told) > max(2, 0.01 * asked):
+            seen = f"{min(told)}" if min(told) == max(told) else f"{min(told)} to {max(told)}"
+            self._warnings.append(f"prompts had {seen} tokens, {asked} were asked for")
 
 
 async def _happens(event: asyncio.Event, within_s: float | None) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from orchestrator.rehearsal.text import pieces, token_id
+
 ERROR = {
     "error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", "code": 500}
 }
@@ -43,6 +45,10 @@ class Engine:
     answering: Callable[[int, dict[str, Any]], Answering] = lambda _number, _body: Answering()
     engines: int = 1
     metrics: str = "vllm"  # or: none, html, key
+    tokenizer: str = "words"  # two tokens a word, no ids; or: pieces (of four letters, with ids), none
+    max_model_len: int | None = 32768
+    model: str | None = None  # the only one that is served; None: any
+    tokenized: int = 0  # requests to /tokenize
     template_tokens: int = 5
     generated: int = 0
     prompted: int = 0
@@ -56,6 +62,11 @@ class Engine:
     scrapes: int = 0
     connections: set[Any] = field(default_factory=set)
     url: str = ""
+
+    def count(self, prompt: str) -> int:
+        """Tokens of a prompt, the template included."""
+        own = len(pieces(prompt)) if self.tokenizer == "pieces" else 2 * len(prompt.split())
+        return own + self.template_tokens
 
     def page(self) -> str:
         """The metrics page; counters are split unevenly over the engines, as a server's would be."""
@@ -105,10 +116,28 @@ class _Handlers:
             return web.Response(text="<html><body>Welcome to nginx!</body></html>", content_type="text/html")
         return web.Response(text=self.engine.page())
 
+    async def models(self, _request: web.Request) -> web.Response:
+        engine = self.engine
+        card = {"id": engine.model or "m", "object": "model", "max_model_len": engine.max_model_len}
+        return web.json_response({"object": "list", "data": [card]})
+
+    def unknown(self, body: dict[str, Any]) -> web.Response | None:
+        if self.engine.model in (None, body["model"]):
+            return None
+        message = f"The model `{body['model']}` does not exist."
+        return web.json_response({"error": {"message": message, "type": "NotFoundError", "code": 404}}, status=404)
+
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        engine, body = self.engine, await request.json()
+        engine.tokenized += 1
+        if engine.tokenizer == "none":
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if (refused := self.unknown(body)) is not None:
+            return refused
         prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
-        return web.json_response({"count": 2 * len(prompt.split()) + self.engine.template_tokens, "tokens": []})
+        ids = [token_id(piece) for piece in pieces(prompt)] if engine.tokenizer == "pieces" else []
+        answer = {"count": engine.count(prompt), "max_model_len": engine.max_model_len, "tokens": ids}
+        return web.json_response(answer)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         engine, body = self.engine, await request.json()
@@ -116,6 +145,14 @@ class _Handlers:
         engine.headers.append(dict(request.headers))
         engine.connections.add(request.transport)
         how = engine.answering(len(engine.requests) - 1, body)
+        if (refused := self.unknown(body)) is not None:
+            return refused
+        if engine.max_model_len is not None:
+            chat = "messages" in body
+            tokens = engine.count(body["messages"][0]["content"] if chat else body["prompt"]) + body["max_tokens"]
+            if tokens > engine.max_model_len:
+                message = f"This model's maximum context length is {engine.max_model_len} tokens, not {tokens}."
+                return web.json_response({"error": {"message": message, "code": 400}}, status=400)
         if how.redirect:
             return web.Response(status=307, headers={"Location": how.redirect})
         if how.html:
@@ -137,7 +174,7 @@ class _Handlers:
     ) -> web.StreamResponse:
         engine, chat = self.engine, request.path.endswith("/chat/completions")
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
-        prompt_tokens = 2 * len(prompt.split()) + engine.template_tokens
+        prompt_tokens = engine.count(prompt)
         engine.prompted += prompt_tokens
         stream = body.get("stream", False)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -189,6 +226,7 @@ def serve(engine: Engine, *, keepalive_s: float = 75.0) -> Iterator[Engine]:
         handlers = _Handlers(engine)
         app = web.Application()
         app.router.add_get("/metrics", handlers.metrics)
+        app.router.add_get("/v1/models", handlers.models)
         app.router.add_post("/tokenize", handlers.tokenize)
         app.router.add_post("/v1/chat/completions", handlers.complete)
         app.router.add_post("/v1/completions", handlers.complete)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from rehearsal_engine import QUICK
 
@@ -166,6 +167,20 @@ def test_a_good_boot_takes_its_steps_in_order_and_leaves_nothing(bench):
     ]
     kept = {path.name for path in (bench.folder / "boots" / "b01-v").iterdir()}
     assert {"journal.jsonl", "requests-c1.jsonl", "requests-c2.jsonl", "metrics-c1.jsonl"} <= kept
+
+
+def test_the_tokenizer_is_asked_once_a_boot_and_prompts_are_exact_in_every_trial(bench):
+    bench.load = LOAD.model_copy(update={"input_tokens": 64})
+    bench.boot(bench.launch(1))
+    found = bench.step("first_request").facts["prompts"]
+    assert (found["lengths"], found["max_model_len"]) == ("exact", 98304)
+    folder = bench.boot_folder("b01-v")
+    rows = [
+        orjson.loads(line)
+        for level in (1, 2)
+        for line in (folder / f"requests-c{level}.jsonl").read_bytes().splitlines()
+    ]
+    assert {row["prompt_tokens"] for row in rows} == {64}
 
 
 def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_their_own(bench):

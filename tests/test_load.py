@@ -178,14 +178,119 @@ def test_no_prompt_is_sent_twice_and_the_seed_decides():
     assert set(first[:4]) & set(again[:4])
     assert not set(first) & set(other)
     assert not set(first) & set(level)
-    assert len({prompt[:9] for prompt in first + other + level}) == len(first + other + level)
+    beginnings = {" ".join(prompt.split()[:4]) for prompt in first + other + level}
+    assert len(beginnings) == len(first + other + level)
 
 
-def test_prompts_get_their_length_in_tokens_by_the_servers_own_tokenizer():
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("tokens", [64, 512, 7900])
+def test_prompts_have_exactly_the_tokens_that_were_asked_for(endpoint, tokens):
+    engine = always(gap_s=0.001)
+    engine.tokenizer = "pieces"
+    result = trial(engine, dataclasses.replace(SHORT, input_tokens=tokens, endpoint=endpoint))
+    assert {timing.prompt_tokens for timing in result.timings} == {tokens}
+    assert not any("prompts have" in warning for warning in result.warnings)
+
+
+def test_where_the_tokenizer_shows_no_ids_lengths_are_right_on_average():
     engine = always()  # two tokens a word and five around it
     result = trial(engine, dataclasses.replace(SHORT, input_tokens=405))
     assert {timing.prompt_tokens for timing in result.timings} == {405}
-    assert not any("prompts had" in warning for warning in result.warnings)
+
+
+def test_prompts_that_do_not_fit_are_cut_with_a_warning_that_names_the_number_and_no_request_is_refused():
+    engine = always()
+    engine.tokenizer, engine.max_model_len = "pieces", 512
+    result = trial(engine, dataclasses.replace(SHORT, input_tokens=512))
+    assert (result.valid, result.errors) == (True, {})
+    assert {timing.prompt_tokens for timing in result.timings} == {500}
+    said = "prompts have 500 tokens, not 512: with answers of 12 more do not fit into the model's 512 (max_model_len)"
+    assert said in result.warnings
+
+
+def test_answers_that_leave_no_room_for_a_prompt_are_told_before_anything_is_sent():
+    engine = always()
+    engine.tokenizer, engine.max_model_len = "pieces", 12
+    result = trial(engine)
+    assert result.invalid_reasons == ("too_long: answers of 12 tokens leave no room in 12",)
+    assert engine.requests == []
+
+
+def test_a_server_without_a_tokenizer_is_known_by_the_usage_of_two_requests():
+    engine = always(gap_s=0.001)
+    engine.tokenizer = "none"
+    with serve(engine):
+        target = Target(engine.url, "m")
+        scale = load.calibrate(target)
+        asked, calls = len(engine.requests), engine.tokenized
+        spec = dataclasses.replace(SHORT, input_tokens=405)
+        result = load.run_trial(target, spec, concurrency=2, seed="s", deadline_s=20, scale=scale)
+    assert scale == Scale(2.0, 5.0, measured=True, max_model_len=32768)
+    assert (asked, calls) == (2, 1)
+    assert {timing.prompt_tokens for timing in result.timings} == {405}
+    assert engine.tokenized == calls
+
+
+def test_a_trial_that_is_given_the_scale_asks_no_tokenizer():
+    with serve(always()) as engine:
+        target = Target(engine.url, "m")
+        scale = load.calibrate(target)
+        calls = engine.tokenized
+        for concurrency in (1, 2):
+            load.run_trial(target, SHORT, concurrency=concurrency, seed="s", deadline_s=20, scale=scale)
+        load.probe(target, prompt_tokens=1005, output_tokens=2, n=3, deadline_s=5, scale=dataclasses.replace(scale))
+    assert engine.tokenized - calls <= 3  # the long ones, by a table that is none, are looked at
+
+
+def own(*, repeat: bool = False, many: int = 400) -> load.OwnPrompts:
+    return load.OwnPrompts([f"question {number} of the user" for number in range(many)], "s", repeat=repeat)
+
+
+def test_the_users_prompts_are_sent_as_they_stand_and_once_in_all_trials_of_a_boot():
+    prompts = own()
+    with serve(always(gap_s=0.002)) as engine:
+        target = Target(engine.url, "m")
+        for concurrency in (1, 3):
+            spec = dataclasses.replace(SHORT, window_s=0.1)
+            result = load.run_trial(target, spec, concurrency=concurrency, seed="s", deadline_s=20, prompts=prompts)
+            assert result.valid
+            assert not any("of the file" in warning for warning in result.warnings)
+    said = [body["messages"][0]["content"] for body in engine.requests]
+    assert len(set(said)) == len(said) > 10
+    assert all(one.startswith("question ") for one in said)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_file_of_few_prompts_is_sent_again_and_the_trial_says_how_often_and_how(repeat):
+    prompts = own(many=3, repeat=repeat)
+    engine = always(gap_s=0.002)
+    result = trial(engine, prompts=prompts)
+    said = [body["messages"][0]["content"] for body in engine.requests]
+    assert (len(set(said)) == len(said)) is not repeat
+    how = "as it is" if repeat else "behind a serial of its own"
+    assert re.fullmatch(rf"\d+ requests sent a prompt of the file again, {how}: the file has 3", result.warnings[-1])
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_prefix_hits_of_the_users_own_prompts_disturb_nothing_and_are_said(repeat):
+    result = trial(with_hits(10), prompts=own(repeat=repeat))
+    assert result.valid
+    says = "prompts were repeated on purpose" if repeat else "prompts of the file begin alike"
+    assert any(says in warning for warning in result.warnings)
+
+
+def test_the_users_prompts_that_do_not_fit_are_found_before_any_is_sent():
+    prompts = ["short", "w " * 300, "x" * 2000, "w " * 260]
+    with serve(always()) as engine:
+        engine.max_model_len = 512
+        target = Target(engine.url, "m")
+        scale = load.calibrate(target)
+        calls = engine.tokenized
+        found = load.too_long(target, prompts, scale, endpoint="chat", output_tokens=12, deadline_s=5)
+    # 2 tokens a word and 5 around it, 500 of room: 605 and 525. One word of 2000 letters has to be counted, too.
+    assert found == {1: 605, 3: 525}
+    assert engine.tokenized - calls == 3
+    assert engine.requests == []
 
 
 def test_connections_are_opened_before_the_window_and_kept():
@@ -409,7 +514,7 @@ def test_a_restart_under_the_trial():
 
 
 def with_hits(tokens: int) -> Engine:
-    engine = Engine()  # the template that all prompts share has five tokens
+    engine = Engine()  # template and first two words, which prompts may share: nine tokens
 
     def answer(_number, _body):
         engine.hits += tokens
@@ -420,7 +525,7 @@ def with_hits(tokens: int) -> Engine:
 
 
 def test_prefix_hits_beyond_the_template_that_all_prompts_share():
-    beyond, within = trial(with_hits(6)), trial(with_hits(5))
+    beyond, within = trial(with_hits(10)), trial(with_hits(9))
     assert kinds(beyond.invalid_reasons) == ["prefix_cache"]
     assert beyond.tokens_per_s is None
     assert within.valid
@@ -562,5 +667,14 @@ def test_repetition(said, share):
 def test_the_scale_is_the_servers(endpoint):
     with serve(Engine(template_tokens=11)) as engine:
         scale = load.calibrate(Target(engine.url, "m"), endpoint=endpoint)
-    assert scale == Scale(2.0, 11.0, measured=True, template_tokens=11)
+    assert scale == Scale(2.0, 11.0, measured=True, template_tokens=15, max_model_len=32768)
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_tokenizer_that_shows_ids_gives_a_table_of_every_word(endpoint):
+    with serve(Engine(template_tokens=11, tokenizer="pieces")) as engine:
+        scale = load.calibrate(Target(engine.url, "m"), endpoint=endpoint)
+    assert (scale.exact, scale.overhead_tokens, scale.template_tokens) == (True, 11, 13)
+    assert (scale.cost("reason"), scale.cost("It"), scale.cost("storm,")) == (2, 1, 3)
+    assert engine.tokenized <= 12

@@ -10,12 +10,14 @@ import pytest
 ROOT = Path(__file__).parent.parent / "orchestrator"
 
 SHARED = {"errors", "records", "redact", "failpoints", "orchestrator"}
-DESIGN = {"goals", "matrix", "matrix_keys", "matrix_check", "matrix_grid", "yamlfile"}
+DESIGN = {"goals", "matrix", "matrix_keys", "matrix_check", "matrix_grid", "yamlfile", "promptfile"}
 # The keys of `rules:` are the journal's own rules, checked where they are written.
 MACHINE = {
     "box",
     "journal",
     "load",
+    "sizing",
+    "asking",
     "trial",
     "rulers",
     "client",
@@ -39,6 +41,7 @@ ALLOWED = {
     "interrupts": {"errors"},
     "early": set(),
     "yamlfile": {"errors"},
+    "promptfile": {"errors"},
     "matrix": SHARED | DESIGN | {"journal"},
     "matrix_keys": SHARED | DESIGN,
     "matrix_check": SHARED | DESIGN | {"journal"},
@@ -48,7 +51,9 @@ ALLOWED = {
     "journal": SHARED,
     "ledger": SHARED,
     "box": SHARED | DESIGN | {"journal"},
-    "load": SHARED | {"client", "prompts", "scrape", "trial", "rulers"},
+    "load": SHARED | {"client", "prompts", "scrape", "trial", "rulers", "sizing", "asking"},
+    "sizing": SHARED | {"client", "prompts", "asking"},
+    "asking": SHARED | {"client"},
     "trial": SHARED | {"client", "prompts", "scrape", "rulers"},
     "rulers": SHARED | {"scrape"},
     "client": SHARED,
