@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.ledger import to_line
-from orchestrator.progress import Display, JsonLines, PlainListener, QuietListener, hours, row_of
+from orchestrator.progress import Display, JsonLines, PlainListener, QuietListener, hours, row_of, warning_lines
 from orchestrator.records import (
     STEPS,
     AnyRecord,
@@ -39,7 +39,7 @@ _MARK = {"completed": "✔", "crashed": "✘", "not_ready": "✘", "disturbed": 
 _ASCII = str.maketrans("✔✘↻–▶·…", "vx~->. ")
 _NEXT = dict(zip(STEPS, (*STEPS[1:], "restore"), strict=True))
 _GAP = 2
-_WARNING_LINES = 4
+_WARNING_LINES = 5
 _KEYS = "Ctrl-C ends this boot and restores; the same command goes on later"
 
 
@@ -266,12 +266,13 @@ class LiveListener(Display):
     def _warning_lines(self, width: int) -> Iterator[tuple[str, str]]:
         if not self._warning:
             return
-        count = "" if self._warnings == 1 else f" ({self._warnings} so far)"
-        text = Text(f"WARNING{count} " + " ".join(self._warning.split()))
-        lines = text.wrap(self.console, max(20, width))
-        for number, line in enumerate(lines[:_WARNING_LINES], start=1):
-            more = " …" if number == _WARNING_LINES < len(lines) else ""
-            yield line.plain[: width - len(more)] + more, "yellow"
+        label = "WARNING" if self._warnings == 1 else f"WARNING ({self._warnings} so far)"
+        lines = warning_lines(self._warning, width, label)
+        if len(lines) > _WARNING_LINES:
+            # What happened stands first and where its journal is last: what is left out was between.
+            lines = [*lines[: _WARNING_LINES - 2], f"{lines[_WARNING_LINES - 2][: width - 2]} …", lines[-1]]
+        for line in lines:
+            yield line, "yellow"
 
     def _legend(self) -> Iterator[tuple[str, str]]:
         if self._outcome is None:

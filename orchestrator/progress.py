@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -29,6 +30,8 @@ from orchestrator.records import (
     StepEnded,
     TrialEnded,
 )
+
+_ENDLESS = 1_000_000
 
 
 class Listener(Protocol):
@@ -132,6 +135,24 @@ def trial_text(trial: TrialEnded) -> str:
     return f"at {trial.concurrency}: {trial.tokens_per_s:.1f} tok/s"
 
 
+def warning_lines(text: str, width: int, label: str = "WARNING") -> list[str]:
+    """A warning as lines of a terminal: the label, and everything else set below its first word."""
+    indent = " " * len("WARNING ")
+    lines: list[str] = []
+    for number, part in enumerate(text.splitlines()):
+        first = f"{label} " if number == 0 else indent
+        # Paths and commands are copied from here: a long word is never cut.
+        lines += textwrap.wrap(
+            " ".join(part.split()),
+            max(20, width),
+            initial_indent=first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
 # --- displays ------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +177,10 @@ class Display:
 
     def warn(self, text: str) -> None:
         """See `Listener`."""
-        self.console.print(Text(f"WARNING {text}", style="yellow"))
+        # A log and a pipe get whole lines.
+        width = self.console.width if self.console.is_terminal else _ENDLESS
+        for line in warning_lines(text, width):
+            self.console.print(Text(line, style="yellow"), soft_wrap=True)
 
     def confirm(self, question: str) -> bool | None:
         """See `Listener`. Only a terminal can be asked; the answer comes from standard input."""

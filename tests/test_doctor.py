@@ -330,6 +330,18 @@ def test_the_command_prints_plain_lines_where_no_terminal_is_and_json_when_asked
     assert {one["level"] for one in found["checks"]} <= {"ok", "warn", "fail"}
 
 
+def test_what_could_not_be_asked_is_one_line_a_reason():
+    missing = dict.fromkeys(("login", "tools", "sudo"), "as there is no way in") | {"metrics": "as it does not run"}
+    found = Diagnosis("gwen", (Finding("reach", "fail", "no route", mend="mend it"),), missing)
+    assert doctor.plain(found).splitlines()[2:4] == [
+        "     not asked, as there is no way in: login, tools, sudo",
+        "     not asked, as it does not run: metrics",
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(doctor.table(found))
+    assert "3 more   –     not asked, as there is no way in: login, tools, sudo" in console.export_text()
+
+
 def test_a_question_that_hangs_is_a_finding_and_the_rest_is_asked_all_the_same(tmp_path, monkeypatch):
     def hang(*_):
         raise CommandTimeout("`nvidia-smi` did not end within 30 s", hint="reboot")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -175,6 +176,39 @@ def test_the_last_warning_stands_below_and_the_one_before_scrolls_up():
     assert "WARNING the first thing" in text.splitlines()
     assert text.rindex("WARNING the first thing") < text.rindex("WARNING (2 so far) the second thing")
     assert text.rstrip().endswith("WARNING (2 so far) the second thing")
+
+
+DEATH = (
+    "b01-spec-3 died at its first request: triton_oom: RuntimeError: Triton Error [CUDA]: out of memory\n        "
+    "1 of 1 boot of spec-3 ended so. Leave some hundred MiB outside the engine's budget: lower "
+    "--gpu-memory-utilization (in the unit) or --spec-tokens (matrix.yaml:30).\n        "
+    "Journal: artifacts/gwen/boots/b01-spec-3/journal.jsonl"
+)
+
+
+def test_a_warning_of_several_lines_hangs_below_its_label_on_every_width():
+    for width in (80, 140):
+        console = Console(width=width, height=24, force_terminal=True, record=True, file=io.StringIO())
+        listener = LiveListener(console, moving=False)
+        listener.warn(DEATH)
+        lines = [line.rstrip() for line in console.export_text().splitlines()]
+        assert lines[0].startswith("WARNING b01-spec-3 died at its first request: triton_oom: RuntimeError:")
+        assert all(re.match(r" {8}\S", line) for line in lines[1:]), lines
+        assert lines[-1] == "        Journal: artifacts/gwen/boots/b01-spec-3/journal.jsonl"
+        assert max(map(len, lines)) <= width
+
+
+def test_the_last_warning_keeps_its_beginning_and_where_its_journal_is():
+    console = Console(width=60, height=24, force_terminal=True, record=True, file=io.StringIO(), color_system=None)
+    with LiveListener(console) as listener:
+        listener.planned(VARIANTS, 3)
+        listener.warn(DEATH)
+        lines = drawn(listener, width=60).splitlines()
+    shown = [line for line in lines if line.startswith(("WARNING", "        "))]
+    assert len(shown) == 5
+    assert shown[0].startswith("WARNING b01-spec-3 died at its first request:")
+    assert shown[3].endswith(" …")
+    assert "boots/b01-spec-3/journal.jsonl" in shown[4]
 
 
 def test_what_earlier_sessions_booted_is_there_from_the_beginning(live):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +19,7 @@ def plain(diagnosis: Diagnosis) -> str:
     for finding in diagnosis.findings:
         lines.append(f"{finding.level:<4} {finding.check}: {finding.said}")
         lines += [f"     → {line}" if index == 0 else f"       {line}" for index, line in enumerate(_mend(finding))]
-    lines += [f"     {check}: not asked, {why}" for check, why in diagnosis.not_asked.items()]
+    lines += [f"     not asked, {why}: {', '.join(checks)}" for why, checks in _not_asked(diagnosis)]
     return "\n".join([*lines, summary(diagnosis)])
 
 
@@ -29,8 +31,9 @@ def table(diagnosis: Diagnosis) -> RenderableType:
     grid.add_column("found", overflow="fold")
     for finding in diagnosis.findings:
         grid.add_row(Text(finding.check), Text(finding.level, style=_STYLE[finding.level]), Text(finding.said))
-    for check, why in diagnosis.not_asked.items():
-        grid.add_row(Text(check, style="dim"), Text("–", style="dim"), Text(f"not asked, {why}", style="dim"))
+    for why, checks in _not_asked(diagnosis):
+        said = f"not asked, {why}: {', '.join(checks)}"
+        grid.add_row(Text(_many(checks), style="dim"), Text("–", style="dim"), Text(said, style="dim"))
     return grid
 
 
@@ -48,6 +51,18 @@ def summary(diagnosis: Diagnosis) -> str:
     ok, warned, failed = (diagnosis.count(level) for level in ("ok", "warn", "fail"))
     verdict = "a campaign cannot run" if failed else "a campaign can run"
     return f"{diagnosis.box}: {ok} ok, {warned} to note, {failed} to mend: {verdict}"
+
+
+def _not_asked(diagnosis: Diagnosis) -> list[tuple[str, list[str]]]:
+    """Each reason once, with all the checks that it kept from being asked."""
+    found: dict[str, list[str]] = {}
+    for check, why in diagnosis.not_asked.items():
+        found.setdefault(why, []).append(check)
+    return list(found.items())
+
+
+def _many(checks: Sequence[str]) -> str:
+    return checks[0] if len(checks) == 1 else f"{len(checks)} more"
 
 
 def _mend(finding: Finding) -> list[str]:
