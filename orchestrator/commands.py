@@ -451,6 +451,21 @@ def doctor_(
 
 @task(
     auto_shortflags=False,
+    help={
+        "box": "a box of matrix.yaml",
+        "matrix": "another file than matrix.yaml",
+    },
+)
+@command(unexpected=BOX)
+def box_helper(_context: Context, box: str | None = None, matrix: str = DEFAULT_MATRIX) -> int:
+    """Print the script that installs coldboot-box, root's own helper, on a box; changes nothing by itself."""
+    options = survey.Options(matrix=Path(matrix), out=Path(DEFAULT_OUT), box=box)
+    sys.stdout.write(doctor.helper_script(options))
+    return OK
+
+
+@task(
+    auto_shortflags=False,
     positional=["variant"],
     help={
         "variant": "which one",
@@ -661,6 +676,7 @@ NAMESPACE.add_task(judge)
 NAMESPACE.add_task(classify)
 NAMESPACE.add_task(restore)
 NAMESPACE.add_task(doctor_, name="doctor")
+NAMESPACE.add_task(box_helper)
 NAMESPACE.add_task(adopt)
 NAMESPACE.add_task(plan_, name="plan")
 NAMESPACE.add_task(init)

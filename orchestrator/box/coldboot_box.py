@@ -678,6 +678,7 @@ def version(login: str) -> None:
         for word, values in (("cache", conf.caches), ("env", conf.env)):
             print("".join(f"{word} {value}\n" for value in values), end="")
         print("".join(f"program {' '.join(words)}\n" for words in conf.programs), end="")
+        print("root yes\n" if conf.root else "", end="")
 
 
 def main(words: list[str]) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.box import coldboot_box
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import BEAT, DeadMan
-from orchestrator.box.unit import Action
+from orchestrator.box.unit import Action, UnitFacts
 from orchestrator.errors import BoxError, UsageError
 
 
@@ -162,6 +162,7 @@ class Granted:
     caches     roots below which cold caches may lie
     env        variables that may be set although they can load code
     programs   commands besides the installed one
+    root       the unit may run as root
     """
 
     version: int
@@ -170,6 +171,7 @@ class Granted:
     caches: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     programs: tuple[tuple[str, ...], ...] = ()
+    root: bool = False
 
 
 def read_granted(text: str, unit: str) -> Granted | None:
@@ -187,7 +189,32 @@ def read_granted(text: str, unit: str) -> Granted | None:
         caches=tuple(value for word, value in said if word == "cache"),
         env=tuple(value for word, value in said if word == "env"),
         programs=tuple(tuple(value.split()) for word, value in said if word == "program"),
+        root=("root", "yes") in said,
     )
+
+
+def grant_problem(granted: Granted | None, unit: UnitFacts, place: str) -> tuple[str, str] | None:
+    """What the helper would refuse at every boot of a unit, whatever the variant, and what to run; None: nothing.
+
+    Args:
+        granted: what it allows.
+        unit: the unit.
+        place: where its cold caches would lie.
+    """
+    conf = f"{coldboot_box.CONFIG}/{unit.name}.conf"
+    if granted is None:
+        return None
+    if unit.user == "root" and not granted.root:
+        return (
+            f"{unit.name} runs as root: whoever may set its flags is root, and coldboot-box refuses that",
+            f"give the unit a User= of its own; or, if its callers may be root: echo 'root yes' | sudo tee -a {conf}",
+        )
+    if not coldboot_box.below(place, granted.caches):
+        return (
+            f"cold caches would lie in {place}, which coldboot-box does not allow for {unit.name}",
+            f"echo 'cache {place}' | sudo tee -a {conf}   # on the box",
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

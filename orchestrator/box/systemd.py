@@ -23,7 +23,7 @@ from functools import cached_property
 from orchestrator.box import caches, commands, unitfile
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import BEAT, FIRED, DeadMan, was_active
-from orchestrator.box.doors import Door, Granted, HelperDoor, Places, choose, read_granted
+from orchestrator.box.doors import Door, Granted, HelperDoor, Places, choose, grant_problem, read_granted
 from orchestrator.box.engines import Launch
 from orchestrator.box.helper import install_command
 from orchestrator.box.process import read_argv, read_environ
@@ -213,7 +213,9 @@ class SystemdService:
         self._refuse_unit(parts)
         self._refuse_login(parts)
         found = self._read(parts)
-        return replace(found, helper=isinstance(self.door, HelperDoor))
+        if isinstance(self.door, HelperDoor):
+            self._refuse_grant(found)
+        return found
 
     def look(self) -> UnitFacts:
         """See `Service.look`."""
@@ -317,6 +319,12 @@ class SystemdService:
                 f"the login {self._transport.user} cannot read the journal",
                 hint=f"`sudo usermod -aG systemd-journal {self._transport.user}` on the box, then log in anew",
             )
+
+    def _refuse_grant(self, facts: UnitFacts) -> None:
+        """Raises for what the helper on the box would refuse at every boot, with what to run."""
+        wrong = grant_problem(self._granted, facts, caches.cache_place(facts, self._box.cache_root))
+        if wrong is not None:
+            raise BoxError(wrong[0], hint=wrong[1])
 
     def _refuse_later_drop_ins(self, drop_ins: Sequence[str]) -> None:
         later = [path for path in drop_ins if path.rpartition("/")[2] > DROP_IN]

@@ -185,11 +185,14 @@ def together(transport: Transport, actions: Sequence[Action], *, timeout_s: floa
         line = shlex.join(transport.as_user(action.argv, action.as_user))
         if action.input is not None:
             line = f"printf %s {shlex.quote(action.input)} | {line} >/dev/null"
+        else:
+            line += " </dev/null"
         if action.unless is not None:
             line = f"[ -e {shlex.quote(action.unless)} ] || {line}"
         otherwise = ":" if action.may_fail else f"{{ s=$?; echo {_FAILED}{index} >&2; exit $s; }}"
         lines.append(f"{line} || {otherwise}")
-    result = transport.run(("sh", "-c", "\n".join(lines)), timeout_s=timeout_s, check=False)
+    # On standard input: an argv is seen by everybody on the box, and what is given may hold a key.
+    result = transport.run(("sh", "-s"), input="\n".join(lines) + "\n", timeout_s=timeout_s, check=False)
     if result.status != 0:
         raise _failure(transport, actions, result)
     return result
