@@ -44,10 +44,12 @@ from orchestrator.records import (
     CacheState,
     Evidence,
     JournalAnswered,
+    Level,
     RequestTiming,
     StepEnded,
     StepName,
     TrialEnded,
+    levels_of,
 )
 from orchestrator.redact import redact_argv, redact_env, redact_text
 from orchestrator.watch import Watch
@@ -123,6 +125,11 @@ class Rig:
     idle: GpuIdle = field(default_factory=GpuIdle)
     rules: RuleSet = DEFAULT
 
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What each boot measures, in order: lengths ascending, concurrencies ascending within a length."""
+        return levels_of(self.concurrency, self.load.lengths)
+
 
 class _Ending(Exception):
     """The boot ends here, with this outcome."""
@@ -180,7 +187,7 @@ class _Boot:
         self.identity: UnitState | None = None
         self.proof: str | None = None
         self.settling = False
-        self.failed_at: dict[int, None] = {}
+        self.failed_at: dict[Level, None] = {}
         self.target: load.Target | None = None
         self.scale: load.Scale | None = None
         self.gpus: facts.GpuState | None = None
@@ -585,13 +592,19 @@ class _Boot:
         }
 
     def headroom(self) -> _Work:
-        """One prompt that fills a whole prefill batch, then as many at once as the highest concurrency."""
+        """One prompt that fills a whole prefill batch, then as many at once as the highest concurrency.
+
+        With several prompt lengths it is as long as the longest, if that is more.
+        """
         yield from ()
         if not self.rig.headroom:
             return _Done("switched off in matrix.yaml", skipped=True)
         assert self.watch is not None
         length = self.rig.engine.headroom_tokens(
-            self.launch, self.watch.timeline(), output_tokens=self.rig.load.headroom_tokens
+            self.launch,
+            self.watch.timeline(),
+            output_tokens=self.rig.load.headroom_tokens,
+            at_least=max(self.rig.load.lengths) if len(self.rig.load.lengths) > 1 else 0,
         )
         found: dict[str, Any] = {"prompt_tokens": length}
         errors: list[str] = []
@@ -666,38 +679,39 @@ class _Boot:
 
     def trials(self) -> _Work:
         """Levels ascending; a window that was disturbed is measured again, at most three times."""
-        for concurrency in self.rig.concurrency:
+        for level in self.rig.levels:
             taken = itertools.count(1)
             for _ in range(self.rig.load.windows):
-                yield from self.window(concurrency, taken)
+                yield from self.window(level, taken)
         return _Done()
 
-    def window(self, concurrency: int, taken: Iterator[int]) -> Iterator[TrialEnded]:
+    def window(self, level: Level, taken: Iterator[int]) -> Iterator[TrialEnded]:
         """One window at one level, with its repeats; `taken` numbers all trials of the level."""
         for _ in range(DISTURBED_TRIALS + 1):
-            trial = self.trial(concurrency, next(taken))
+            trial = self.trial(level, next(taken))
             yield trial
             self.check()
             if trial.failed:
-                self.failed_at[concurrency] = None
+                self.failed_at[level] = None
                 with self.engine_time():
                     self.lives()
             if trial.valid or trial.failed:
                 break
 
-    def trial(self, concurrency: int, attempt: int) -> TrialEnded:
-        """One load at one concurrency."""
+    def trial(self, level: Level, attempt: int) -> TrialEnded:
+        """One load at one level."""
         assert self.target is not None
         assert self.watch is not None
         before = self.identity
+        length = level.input_tokens or self.rig.load.lengths[0]
         begun = time.monotonic()
         gpus = None if self.gpus is None else gpuwatch.GpuWatch(self.rig.transport)
         with gpus or nullcontext(), self.engine_time():
             result = load.run_trial(
                 self.target,
-                self.rig.load,
-                concurrency=concurrency,
-                seed=f"{self.rig.seed}/{self.planned.boot}/{concurrency}/{attempt}",
+                self.rig.load.at(length),
+                concurrency=level.concurrency,
+                seed=f"{self.rig.seed}/{self.planned.boot}/{level}/{attempt}",
                 cancelled=self.cancelled,
                 deadline_s=self.rig.deadlines.trial_s,
                 scale=self.scale,
@@ -714,17 +728,15 @@ class _Boot:
             found["failed"] = False
         if gpus is not None:
             reasons += _add_gpus(found, gpus, result)
-        self.keep_raw(concurrency, attempt, result, gpus)
+        self.keep_raw(level, attempt, result, gpus)
         valid = bool(found.pop("valid")) and not reasons
         if not valid:
             found["tokens_per_s"] = None
-        return TrialEnded(**self.key, **found, valid=valid, invalid_reasons=tuple(reasons))
+        return TrialEnded(**self.key, **found, input_tokens=length, valid=valid, invalid_reasons=tuple(reasons))
 
-    def keep_raw(
-        self, concurrency: int, attempt: int, result: load.TrialResult, gpus: gpuwatch.GpuWatch | None
-    ) -> None:
+    def keep_raw(self, level: Level, attempt: int, result: load.TrialResult, gpus: gpuwatch.GpuWatch | None) -> None:
         """Each request's timing, each counter read and each look at the GPUs, beside the ledger."""
-        name = f"c{concurrency}" + ("" if attempt == 1 else f".r{attempt - 1}")
+        name = f"c{level}" + ("" if attempt == 1 else f".r{attempt - 1}")
         for kind, rows in (("requests", result.timings), ("metrics", result.snapshots)):
             lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE, default=str) for row in rows]
             write_private(self.folder / f"{kind}-{name}.jsonl", b"".join(lines))

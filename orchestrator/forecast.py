@@ -127,7 +127,7 @@ def history_of(records: Iterable[AnyRecord], source: str) -> History | None:
     planned: float | None = None
     for record in records:
         if isinstance(record, CampaignStarted):
-            planned = load_s(record.load, len(record.concurrency))
+            planned = load_s(record.load, len(record.levels))
         elif isinstance(record, StepEnded):
             own = steps.setdefault(record.boot, {})
             own[record.name] = own.get(record.name, 0.0) + record.seconds

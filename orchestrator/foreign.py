@@ -26,19 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import SeriesError
-from orchestrator.records import BootResult, Level, Series
+from orchestrator.records import BootResult, Level, LevelResult, Series, with_one_length
 
 MOST_FILES = 10_000
 MOST_BYTES = 256 * 1024 * 1024  # GuideLLM keeps its requests in its report
 VLLM = "vllm bench serve"
 DEFAULT = "default"
+_INPUT_LENGTH = re.compile(r"-?\b(?:random[-_])?input[-_]len=([1-9][0-9]{0,6})\b")
 _NOT_RESULTS = frozenset({"summary.json", "warmup.json"})  # the runs again, and what was not to be measured
 ONE_SERVER = "runs of one server are repeats, not boots: each boot counts once, as the mean of their logs"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run against one server. `value` is tok/s, None where it failed; `workload` tells unlike runs apart."""
+    """One run against one server. `value` is tok/s, None where it failed; `workload` tells unlike runs apart.
+
+    `input_tokens` is the prompt length that was asked for, None where the result does not say.
+    """
 
     tool: str
     variant: str
@@ -47,6 +51,12 @@ class Run:
     value: float | None
     workload: str = ""
     fatal: str | None = None
+    input_tokens: int | None = None
+
+    @property
+    def level(self) -> Level | None:
+        """Where it was measured; None for a server that never came up."""
+        return None if self.concurrency is None else Level(self.concurrency, self.input_tokens)
 
 
 def is_result(data: Any) -> bool:
@@ -114,12 +124,13 @@ def _load(file: Path) -> Any:
 
 def _vllm(data: Mapping[str, Any], file: Path, root: Path) -> Iterator[Run]:
     """`run=0.json` in `SERVE--a=1-BENCH--max_concurrency=8` in the folder of one invocation."""
-    variant, boot, load = _swept(file, root, swept="run_number" in data)
+    variant, boot, load, length = _swept(file, root, swept="run_number" in data)
     failed = data.get("failed")
     if failed is None and isinstance(data.get("completed"), int) and isinstance(data.get("num_prompts"), int):
         failed = data["num_prompts"] - data["completed"]  # before 0.11 the failures were not counted
     level = _level(data.get("max_concurrency"), "max_concurrency")
-    yield Run(VLLM, variant, boot, level, None if failed else _positive(data.get("output_throughput")), load)
+    value = None if failed else _positive(data.get("output_throughput"))
+    yield Run(VLLM, variant, boot, level, value, load, input_tokens=length)
 
 
 def _vllm_failure(data: Mapping[str, Any], file: Path, root: Path) -> Iterator[Run]:
@@ -130,20 +141,26 @@ def _vllm_failure(data: Mapping[str, Any], file: Path, root: Path) -> Iterator[R
         told = " ".join(f"{data['error_type']}: {data.get('error', '')}".split())
         yield Run(VLLM, variant, _invocation(file.parent, root), None, None, fatal=told[:120])
         return
-    variant, boot, load = _swept(file, root, swept=True)
+    variant, boot, load, length = _swept(file, root, swept=True)
     level = asked.get("max_concurrency", asked.get("max-concurrency"))
-    yield Run(VLLM, variant, boot, _level(level, "max_concurrency of the failed run"), None, load)
+    where = _level(level, "max_concurrency of the failed run")
+    yield Run(VLLM, variant, boot, where, None, load, input_tokens=length)
 
 
-def _swept(file: Path, root: Path, *, swept: bool) -> tuple[str, str, str]:
-    """Variant, boot and load of a run: of a sweep, or of `vllm bench serve` alone, which needs folders of ours."""
+def _swept(file: Path, root: Path, *, swept: bool) -> tuple[str, str, str, int | None]:
+    """Variant, boot, load and prompt length of a run.
+
+    Of a sweep, or of `vllm bench serve` alone, which needs folders of ours.
+    """
     folder = file.parent
     if folder.name.startswith(("SERVE--", "BENCH--")):
         variant, bench = _combination(folder.name)
-        return variant, _invocation(folder.parent, root), _without_level(bench)
+        length = _INPUT_LENGTH.search(bench)
+        tokens = int(length[1]) if length is not None else None
+        return variant, _invocation(folder.parent, root), _without_level(bench), tokens
     if swept:  # neither server nor load was varied: the runs lie in the invocation's own folder
-        return DEFAULT, _invocation(folder, root), ""
-    return (*_placed(file, root, alone=""), "")
+        return DEFAULT, _invocation(folder, root), "", None
+    return (*_placed(file, root, alone=""), "", None)
 
 
 def _invocation(folder: Path, root: Path) -> str:
@@ -157,8 +174,8 @@ def _combination(folder: str) -> tuple[str, str]:
 
 
 def _without_level(bench: str) -> str:
-    """The load without its concurrency, which is a level of one experiment and no other workload."""
-    return re.sub(r"-?max[-_]concurrency=[0-9]+", "", bench)
+    """The load without its concurrency and prompt length, which are a level of one experiment, not another load."""
+    return _INPUT_LENGTH.sub("", re.sub(r"-?max[-_]concurrency=[0-9]+", "", bench)).strip("-")
 
 
 def _guidellm(data: Mapping[str, Any], file: Path, root: Path) -> Iterator[Run]:
@@ -234,10 +251,10 @@ def _level(value: Any, what: str) -> int:
 
 
 def _mixed(runs: Iterable[Run]) -> Iterator[str]:
-    """Unlike loads at one concurrency of one boot: their numbers must not be pooled."""
-    loads: dict[tuple[str, str, int | None], set[str]] = {}
+    """Unlike loads at one level of one boot: their numbers must not be pooled."""
+    loads: dict[tuple[str, str, Level | None], set[str]] = {}
     for run in runs:
-        loads.setdefault((run.variant, run.boot, run.concurrency), set()).add(run.workload)
+        loads.setdefault((run.variant, run.boot, run.level), set()).add(run.workload)
     for (variant, _, level), seen in loads.items():
         if len(seen) > 1:
             named = ", ".join(sorted(load or "(none)" for load in seen))
@@ -248,22 +265,23 @@ def _series(path: Path, runs: Sequence[Run], strange: int) -> Series:
     boots: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         boots.setdefault(run.variant, {}).setdefault(run.boot, []).append(run)
-    results = [
+    results, lengths = with_one_length(
         _boot(variant, number, own)
         for variant, there in boots.items()
         for number, own in enumerate(there.values(), start=1)
-    ]
+    )
     return Series(
         experiment=path.stem if path.is_file() else path.resolve().name,
         variants=tuple(boots),
-        boots=tuple(results),
+        boots=results,
+        input_tokens=lengths,
         notes=tuple(_notes(runs, boots, strange)),
     )
 
 
 def _boot(variant: str, number: int, runs: Sequence[Run]) -> BootResult:
     fatal = next((run.fatal for run in runs if run.fatal is not None), None)
-    levels = sorted({run.concurrency for run in runs if run.concurrency is not None})
+    levels = sorted({level for run in runs if (level := run.level) is not None})
     dead = fatal is not None and not levels
     return BootResult(
         boot=f"b{number:02d}-{variant}",
@@ -276,16 +294,17 @@ def _boot(variant: str, number: int, runs: Sequence[Run]) -> BootResult:
         died=dead,
         died_before_trials=dead,
         cause=fatal if dead else None,
-        levels=tuple(_measured(level, [run for run in runs if run.concurrency == level]) for level in levels),
+        levels=tuple(_measured(level, [run for run in runs if run.level == level]) for level in levels),
     )
 
 
-def _measured(level: int, runs: Sequence[Run]) -> Level:
+def _measured(level: Level, runs: Sequence[Run]) -> LevelResult:
+    where = {"concurrency": level.concurrency, "input_tokens": level.input_tokens}
     values = [run.value for run in runs if run.value is not None]
     if len(values) < len(runs):
-        return Level(concurrency=level, value=None, failed=True)
+        return LevelResult(**where, value=None, failed=True)
     middle = values[0] if len(values) == 1 else math.exp(math.fsum(map(math.log, values)) / len(values))
-    return Level(concurrency=level, value=middle)
+    return LevelResult(**where, value=middle)
 
 
 def _notes(runs: Sequence[Run], boots: Mapping[str, Mapping[str, Sequence[Run]]], strange: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 ttft_p99_ms <= 800 at 8             a constraint: every variant has to hold it
 spec-1 >= 1.5x spec-3 at 1          a claim: one variant against another, or against a number of tok/s
+spec-1 >= no-spec at 1, 8@8000      levels: streams, at every prompt length or at the one behind @
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.records import THROUGHPUT
+from orchestrator.records import THROUGHPUT, Level
 
 LATENCIES = tuple(
     f"{what}_{quantile}_ms" for what in ("ttft", "itl", "e2e") for quantile in ("p50", "p90", "p99", "max")
@@ -21,7 +22,8 @@ LOWER_IS_BETTER = frozenset(LATENCIES)
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _SIGN = r"(?P<sign>>=|<=|≥|≤|>|<)"
-_LEVELS = r"(?:\s+at\s+(?P<levels>[0-9]+(?:\s*,\s*[0-9]+)*))?"
+_ONE_LEVEL = r"[0-9]+(?:@[0-9]+)?"
+_LEVELS = rf"(?:\s+at\s+(?P<levels>{_ONE_LEVEL}(?:\s*,\s*{_ONE_LEVEL})*))?"
 _CONSTRAINT = re.compile(
     rf"\s*(?P<metric>[a-z][a-z0-9_]*)\s*{_SIGN}\s*(?P<value>{_NUMBER})\s*(?P<unit>tok/s|ms|s)?{_LEVELS}\s*", re.ASCII
 )
@@ -45,7 +47,7 @@ class Constraint:
     metric: str
     at_most: bool
     value: float
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Claim:
     factor: float
     other: str | None
     value: float | None
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
 
 
 def parse_constraint(text: str) -> Constraint:
@@ -107,5 +109,6 @@ def parse_claim(text: str, variants: frozenset[str]) -> Claim:
     )
 
 
-def _levels(match: re.Match[str]) -> tuple[int, ...]:
-    return tuple(sorted({int(level) for level in re.findall(r"[0-9]+", match["levels"] or "")}))
+def _levels(match: re.Match[str]) -> tuple[Level, ...]:
+    found = (one.partition("@") for one in re.findall(_ONE_LEVEL, match["levels"] or ""))
+    return tuple(sorted({Level(int(streams), int(length) if length else None) for streams, _, length in found}))

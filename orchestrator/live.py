@@ -259,7 +259,7 @@ class LiveListener(Display):
         step = self._now
         if step == "trials" and self._about is not None:
             done = len(self._cells[self._place(boot)].levels)
-            levels = self._about.concurrency
+            levels = self._about.levels
             step = f"trial at {levels[done]}, {done + 1} of {len(levels)}" if done < len(levels) else "after the trials"
         yield f"▶ {boot.boot}: {step}, {hours(time.monotonic() - self._step_begun)}", "cyan"
 
@@ -276,7 +276,7 @@ class LiveListener(Display):
 
     def _legend(self) -> Iterator[tuple[str, str]]:
         if self._outcome is None:
-            levels = "" if self._about is None else " at " + ", ".join(map(str, self._about.concurrency))
+            levels = "" if self._about is None else " at " + ", ".join(map(str, self._about.levels))
             yield f"tok/s{levels} · ✔ completed  ✘ died, failed  ↻ repeated  ? not valid", "dim"
             yield _KEYS, "dim"
 

@@ -31,7 +31,7 @@ from orchestrator.matrix_keys import (
     ObjectiveKeys,
     duration,
 )
-from orchestrator.records import CacheState, Frozen, Objective
+from orchestrator.records import CacheState, Frozen, Level, Objective, levels_of
 from orchestrator.yamlfile import Document, Mark, Problem, decode, load_yaml, parse, say_path
 
 __all__ = [
@@ -165,6 +165,11 @@ class Matrix(Frozen):
         replaced = {pair[1 - place] for pair in EITHER_LOAD for place in (0, 1) if given.get(pair[place]) is not None}
         defaults = {name: LoadSpec.model_fields[name].default for name in replaced}
         return self.load.model_copy(update=defaults | given)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What each boot on the chosen box measures, in order."""
+        return levels_of(self.concurrency, self.effective_load().lengths)
 
     def effective_deadlines(self, box: str | None = None) -> Deadlines:
         """The deadlines on a box (default: the chosen one)."""

@@ -30,6 +30,7 @@ from orchestrator.matrix_keys import (
     RuleKeys,
     duration,
 )
+from orchestrator.records import Level
 from orchestrator.yamlfile import Document, KeyPath, Mark, Problem, say_path
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -282,22 +283,62 @@ def _experiment(document: Document, stem: str) -> Iterator[Problem]:
 
 
 def _levels(document: Document) -> Iterator[Problem]:
-    for name in ("concurrency", "cache"):
-        values = document.data.get(name)
-        if not isinstance(values, list):
-            continue
-        for index, value in enumerate(values):
+    data = document.data
+    places: dict[KeyPath, Any] = {(name,): data.get(name) for name in ("concurrency", "cache")}
+    places |= {(*path, "input_tokens"): load.get("input_tokens") for path, load in _loads(data).items()}
+    for path, values in places.items():
+        for index, value in enumerate(values if isinstance(values, list) else ()):
             if value in values[:index]:
-                yield document.problem((name, index), f"`{value}` is given twice", _accepted((name,)))
+                yield document.problem((*path, index), f"`{value}` is given twice", _accepted(path))
+
+
+def _loads(data: Mapping[str, Any]) -> dict[KeyPath, Mapping[str, Any]]:
+    """Every `load:` of the file that is a mapping, by where it stands: at the top, and under each box."""
+    boxes = data.get("boxes")
+    there: dict[KeyPath, Any] = {("load",): data.get("load")}
+    for name, box in boxes.items() if isinstance(boxes, dict) else ():
+        there["boxes", name, "load"] = box.get("load") if isinstance(box, dict) else None
+    return {path: load for path, load in there.items() if isinstance(load, dict)}
 
 
 # --- goals ---------------------------------------------------------------------------------------------------------
 
 
-def _measured_levels(document: Document) -> tuple[int, ...]:
-    """The levels of the file, as far as they are numbers."""
-    levels = document.data.get("concurrency", MatrixFile.model_fields["concurrency"].default)
-    return tuple(level for level in levels if isinstance(level, int)) if isinstance(levels, list | tuple) else ()
+def _measured_levels(document: Document) -> tuple[Level, ...]:
+    """The levels that some box measures, as far as they are numbers."""
+    data = document.data
+    streams = data.get("concurrency", MatrixFile.model_fields["concurrency"].default)
+    lengths = [load.get("input_tokens") for load in _loads(data).values() if "input_tokens" in load]
+    if "input_tokens" not in _loads(data).get(("load",), {}):
+        lengths.append(LoadSpec.model_fields["input_tokens"].default)
+    every = {one for given in lengths for one in (given if isinstance(given, list) else [given])}
+    counts = [one for one in streams if isinstance(one, int)] if isinstance(streams, list | tuple) else []
+    known = sorted(one for one in every if isinstance(one, int) and not isinstance(one, bool))
+    return tuple(Level(count, length) for length in known for count in counts)
+
+
+def _no_level(document: Document, path: KeyPath, level: Level, quote: str = "`") -> Iterator[Problem]:
+    """A level that nobody measures."""
+    there = _measured_levels(document)
+    if any(level.covers(one) for one in there):
+        return
+    counts = dict.fromkeys(one.concurrency for one in there)
+    if level.input_tokens is None or level.concurrency not in counts:
+        what = f"{quote}{level.concurrency}{quote} is no level of `concurrency:`"
+        yield document.problem(path, what, ", ".join(map(str, counts)))
+    else:
+        what = f"{quote}{level.input_tokens}{quote} is no prompt length of `input_tokens:`"
+        yield document.problem(path, what, ", ".join(str(n) for n in dict.fromkeys(one.input_tokens for one in there)))
+
+
+def _as_level(value: object) -> Level | None:
+    """A level as it stands in the file; None where the models have said that it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        return Level.parse(str(value))
+    except ValueError:
+        return None
 
 
 def _objective(document: Document) -> Iterator[Problem]:
@@ -305,19 +346,18 @@ def _objective(document: Document) -> Iterator[Problem]:
     objective = document.data.get("objective")
     if not isinstance(objective, dict):
         return
-    there = _measured_levels(document)
     levels, weights = objective.get("levels"), objective.get("weights")
-    listed = levels if isinstance(levels, list) else []
+    listed = [_as_level(one) for one in levels] if isinstance(levels, list) else []
     for index, level in enumerate(listed):
         path: KeyPath = ("objective", "levels", index)
-        if level in listed[:index]:
+        if level is not None and level in listed[:index]:
             yield document.problem(path, f"`{level}` is given twice", _accepted(("objective", "levels")))
-        elif isinstance(level, int) and level not in there:
-            yield document.problem(path, f"`{level}` is no level of `concurrency:`", ", ".join(map(str, there)))
-    for level in weights if isinstance(weights, dict) else ():
-        if str(level).isdecimal() and int(level) not in there:
-            path = ("objective", "weights", level)
-            yield document.problem(path, f"`{level}` is no level of `concurrency:`", ", ".join(map(str, there)))
+        elif level is not None:
+            yield from _no_level(document, path, level)
+    for name in weights if isinstance(weights, dict) else ():
+        weighted = _as_level(name)
+        if weighted is not None:
+            yield from _no_level(document, ("objective", "weights", name), weighted)
 
 
 def rule_of(keys: RuleKeys, source: str) -> tuple[Rule | None, tuple[tuple[str, str], ...]]:
@@ -377,11 +417,9 @@ def _claims(document: Document) -> Iterator[Problem]:
         yield from _unmeasured(document, path, claim.levels)
 
 
-def _unmeasured(document: Document, path: KeyPath, levels: Iterable[int]) -> Iterator[Problem]:
-    there = _measured_levels(document)
+def _unmeasured(document: Document, path: KeyPath, levels: Iterable[Level]) -> Iterator[Problem]:
     for level in levels:
-        if level not in there:
-            yield document.problem(path, f"{level} is no level of `concurrency:`", ", ".join(map(str, there)))
+        yield from _no_level(document, path, level, quote="")
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

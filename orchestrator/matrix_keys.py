@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from orchestrator.goals import METRICS
-from orchestrator.records import THROUGHPUT, CacheState, Frozen
+from orchestrator.records import THROUGHPUT, CacheState, Frozen, Level
 
 FlagValue: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
 
@@ -48,6 +48,17 @@ def duration(value: object) -> float:
     return total
 
 
+_LEVEL_NAMES = (
+    "levels of `concurrency:`, each once; with several prompt lengths `8` is each of them, `8@8000` one of them"
+)
+_LEVEL_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 4096},
+            {"type": "string", "pattern": "^[1-9][0-9]*(@[1-9][0-9]*)?$"},
+        ]
+    }
+)
 _TEXT_SCHEMA = {"type": "string", "pattern": r"^\s*[0-9]"}
 _ABOVE_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _TEXT_SCHEMA]})
 _FROM_ZERO = WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, _TEXT_SCHEMA]})
@@ -55,7 +66,20 @@ Seconds: TypeAlias = Annotated[float, BeforeValidator(duration), Field(gt=0), _A
 SecondsOrNone: TypeAlias = Annotated[float, BeforeValidator(duration), Field(ge=0), _FROM_ZERO]
 _ENV_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
-Level: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
+Streams: TypeAlias = Annotated[int, Field(ge=1, le=4096)]
+Length: TypeAlias = Annotated[int, Field(ge=1, le=10**6)]
+
+
+def _one_or_ascending(value: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    """A list of one is that one; several ascend, as they are measured. What stands twice is for the check to say."""
+    if isinstance(value, int):
+        return value
+    return value[0] if len(value) == 1 else tuple(sorted(value))
+
+
+Lengths: TypeAlias = Annotated[
+    Length | Annotated[tuple[Length, ...], Field(min_length=1)], AfterValidator(_one_or_ascending)
+]
 
 _POSITIVE = f"above 0: {DURATION}"
 _PORT = "a port, 1 to 65535"
@@ -80,12 +104,11 @@ class LoadSpec(Keys):
 
     endpoint: Literal["chat", "completions"] = key("chat", "Which API the requests use.", "chat or completions")
     stream: bool = key(True, "Whether answers are streamed, as most clients ask for.", _BOOLEAN)  # noqa: FBT003
-    input_tokens: int = key(
+    input_tokens: Lengths = key(
         512,
-        "About how many tokens a prompt has. Each prompt is unique.",
-        "a whole number, 1 to 1000000",
-        ge=1,
-        le=10**6,
+        "About how many tokens a prompt has. Each prompt is unique. A list: each boot measures every concurrency at "
+        "every length, lengths ascending; prompt lengths are never pooled.",
+        "a whole number, 1 to 1000000, or a list of these, each once",
     )
     output_tokens: int = key(256, "Exactly how many tokens each answer has.", _TOKENS, ge=1, le=10**6)
     window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", _POSITIVE)
@@ -117,6 +140,21 @@ class LoadSpec(Keys):
     headroom_tokens: int = key(
         16, "Length of each answer while headroom is tested.", "a whole number, 1 to 4096", ge=1, le=4096
     )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The prompt lengths, ascending."""
+        return (self.input_tokens,) if isinstance(self.input_tokens, int) else self.input_tokens
+
+    def at(self, length: int) -> OneLoad:
+        """The load of one trial: with prompts of this length."""
+        return OneLoad(**{**{name: getattr(self, name) for name in self.model_fields_set}, "input_tokens": length})
+
+
+class OneLoad(LoadSpec):
+    """The load of one trial."""
+
+    input_tokens: Length
 
 
 class Deadlines(Keys):
@@ -188,13 +226,13 @@ class ObjectiveKeys(Keys):
         "The number that decides. Of throughput the highest wins, of a latency the lowest.",
         ", ".join(METRICS),
     )
-    levels: tuple[Level, ...] | None = key(
+    levels: tuple[Annotated[Level, _LEVEL_SCHEMA], ...] | None = key(
         None,
-        "The concurrency levels that count. Default: all that every variant in the ranking has measured.",
-        "levels of `concurrency:`, each once",
+        "The levels that count. Default: all that every variant in the ranking has measured.",
+        _LEVEL_NAMES,
         min_length=1,
     )
-    weights: dict[Level, Annotated[float, Field(gt=0)]] = key(
+    weights: dict[Annotated[Level, WithJsonSchema({"type": "string"})], Annotated[float, Field(gt=0)]] = key(
         {},
         "How much a level counts in the geometric mean over levels; 1 where nothing is given.",
         "a mapping: level, then a number above 0",
@@ -442,7 +480,7 @@ class MatrixFile(Keys):
     seed: int = key(
         1, "Seed of the run order and of the prompts.", "a whole number, 0 to 4294967295", ge=0, le=2**32 - 1
     )
-    concurrency: tuple[Level, ...] = key(
+    concurrency: tuple[Streams, ...] = key(
         (1, 2, 4, 8),
         "How many requests run at once, one trial for each level; always run in ascending order.",
         _LEVELS,

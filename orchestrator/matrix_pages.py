@@ -176,8 +176,26 @@ Files are named relative to the one that includes them, and include no others. B
 file, such as `unit_file`, is relative to the file that is run. The experiment's folder keeps what it all comes to, as
 one `matrix.yaml`.
 
-Several prompt lengths are several experiments: one small file a length, as above, over one `common.yaml`. Each has its
-own verdict, because a variant may win at one length and lose at another.
+## Several prompt lengths
+
+```yaml
+boxes:
+  here: {unit: vllm.service}
+variants:
+  production: {}
+  spec-1: {spec-tokens: 1}
+concurrency: [1, 8]
+load: {input_tokens: [512, 8000]}
+constraints:
+  - ttft_p99_ms <= 2000 at 8@8000
+```
+
+Each boot then measures every concurrency at every length, lengths ascending: here 1@512, 8@512, 1@8000, 8@8000. A level
+is spelled `streams@prompt tokens` in `objective:`, `constraints:`, `claims:` and `invoke gate --claim`; `8` alone means
+eight streams at every length. The winner is the best over all levels; a collapse is judged within one length. Prompt
+and answer together must fit into the model's context: where the unit or a variant says `--max-model-len`, a length that
+does not fit is an error before anything is started. A verdict for each length of its own takes one small file a length,
+as above, over one `common.yaml`.
 
 ## Rules of your own
 

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from orchestrator import stats, verdict
 from orchestrator.plan import Plan
-from orchestrator.records import AnyRecord, BootEnded, TrialEnded, Verdicts
+from orchestrator.records import AnyRecord, BootEnded, Level, TrialEnded, Verdicts, level_of
 
 Windows = Mapping[str, Mapping[str, Sequence[float]]]  # variant → boot → logs of its windows
 MOST_SPLITS = 2000
@@ -28,7 +28,7 @@ class LevelNoise:
     boots to two names in which it is below 0.05.
     """
 
-    concurrency: int
+    level: Level
     boots: int
     within: float | None
     between: float | None
@@ -61,7 +61,8 @@ class Noise:
 def measure(records: Sequence[AnyRecord], plan: Plan) -> Noise:
     """Noise from the ledger of a campaign of twins."""
     judged = verdict.judge(verdict.series_from_records(records, plan=plan))
-    levels = tuple(_level(concurrency, windows) for concurrency, windows in sorted(_windows(records).items()))
+    windows = _windows(records, plan.input_tokens)
+    levels = tuple(_level(level, windows[level]) for level in sorted(windows))
     boots = plan.boots if isinstance(plan.boots, int) else plan.looks.last
     found = Noise(levels, judged.tolerance, boots, None, _told_apart(judged), _rejected(judged))
     floor = found.floor
@@ -71,19 +72,20 @@ def measure(records: Sequence[AnyRecord], plan: Plan) -> Noise:
     return Noise(levels, judged.tolerance, boots, chance, found.told_apart, found.rejected)
 
 
-def _windows(records: Sequence[AnyRecord]) -> dict[int, dict[str, dict[str, list[float]]]]:
+def _windows(records: Sequence[AnyRecord], lengths: Sequence[int]) -> dict[Level, dict[str, dict[str, list[float]]]]:
     """Level → variant → boot → logs of valid windows, of boots that completed."""
     whole = {r.boot for r in records if isinstance(r, BootEnded) and r.boot_outcome == "completed"}
-    found: dict[int, dict[str, dict[str, list[float]]]] = {}
+    found: dict[Level, dict[str, dict[str, list[float]]]] = {}
     for record in records:
         if isinstance(record, TrialEnded) and record.boot in whole and record.valid and not record.failed:
-            boots = found.setdefault(record.concurrency, {}).setdefault(record.variant, {})
+            level = level_of(record.concurrency, record.input_tokens, lengths)
+            boots = found.setdefault(level, {}).setdefault(record.variant, {})
             if record.tokens_per_s is not None and record.tokens_per_s > 0:
                 boots.setdefault(record.boot, []).append(math.log(record.tokens_per_s))
     return found
 
 
-def _level(concurrency: int, windows: Windows) -> LevelNoise:
+def _level(level: Level, windows: Windows) -> LevelNoise:
     sides = [[_mean(logs) for logs in boots.values()] for boots in windows.values()]
     groups = [logs for boots in windows.values() for logs in boots.values()]
     within = _pooled(groups)
@@ -98,7 +100,7 @@ def _level(concurrency: int, windows: Windows) -> LevelNoise:
         alone, clipped = math.sqrt(max(0.0, rest)), rest < 0
     difference = stats.welch(sides[0], sides[1]) if len(sides) == 2 else None
     return LevelNoise(
-        concurrency=concurrency,
+        level=level,
         boots=sum(map(len, sides)),
         within=within,
         between=between,
@@ -162,7 +164,7 @@ def report(noise: Noise) -> str:
 def _row(level: LevelNoise) -> tuple[str, ...]:
     bounds = "–" if level.lower is None or level.upper is None else f"{level.lower:.4f} to {level.upper:.4f}"
     return (
-        str(level.concurrency),
+        str(level.level),
         str(level.boots),
         _number(level.within),
         _number(level.between),
@@ -185,7 +187,7 @@ def _sentences(noise: Noise) -> Iterator[str]:
         return
     smallest = floor.between * stats.spread_factors(stats.MIN_VOUCH)[1]
     yield (
-        f"Noise floor: {floor.between:.4f}, at {floor.concurrency}. With such a spread six boots vouch for a tolerance "
+        f"Noise floor: {floor.between:.4f}, at {floor.level}. With such a spread six boots vouch for a tolerance "
         f"of {smallest:.3f} or more; the tolerance is {noise.tolerance:g}."
     )
     if noise.refuted is not None:

@@ -84,10 +84,10 @@ def _steps(design: Design, site: Site, found: Forecast) -> str:
 def _waits(design: Design, site: Site) -> dict[str, str]:
     matrix, launch = design.matrix, next(iter(site.launches.values()))
     limits, load = matrix.effective_deadlines(), matrix.effective_load()
-    levels = ", ".join(map(str, matrix.concurrency))
+    levels = ", ".join(map(str, matrix.levels))
     many = load.window_requests
     window = f"{load.window_s:g} s each" if many is None else f"until {many} requests have ended at each"
-    shape = f"about {load.input_tokens} tokens in, {load.output_tokens} out"
+    shape = f"about {', '.join(map(str, load.lengths))} tokens in, {load.output_tokens} out"
     return {
         "clean_slate": f"no process, GPU memory idle, port {launch.port} free, by {hours(limits.clean_slate_s)}",
         "ready": f"GET {site.engine.health_path} answers 200, by {hours(limits.ready_s)}",

@@ -76,8 +76,10 @@ class PlannedBoot(Frozen):
 class Plan(Frozen):
     """All boots of one experiment on one box, in run order. Written to plan.json.
 
-    `boots` is what was asked for; `blocks` holds the boots. `extended_from`: numbers of boots that the plan had before
-    it was extended; results may have been looked at then, which the declared looks do not know.
+    `boots` is what was asked for; `blocks` holds the boots. Each boot measures every `concurrency` at every prompt
+    length of `input_tokens` (empty in a plan that is older than several lengths). `extended_from`: numbers of boots
+    that the plan had before it was extended; results may have been looked at then, which the declared looks do not
+    know.
     """
 
     v: Literal[1] = 1
@@ -92,6 +94,7 @@ class Plan(Frozen):
     variants: tuple[str, ...]
     cache: tuple[CacheState, ...]
     concurrency: tuple[int, ...]
+    input_tokens: tuple[int, ...] = ()
     matrix_digest: str
     boots_planned: tuple[PlannedBoot, ...] = Field(default=())
 
@@ -150,6 +153,7 @@ def make_plan(
         variants=tuple(variant.name for variant in matrix.variants),
         cache=matrix.cache,
         concurrency=matrix.concurrency,
+        input_tokens=matrix.effective_load().lengths,
         matrix_digest=matrix.digest(),
     )
     # With several looks a variant may be rejected after its first boot, so only one block is planned ahead.

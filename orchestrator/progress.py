@@ -29,6 +29,7 @@ from orchestrator.records import (
     JournalAnswered,
     StepEnded,
     TrialEnded,
+    level_of,
 )
 
 _ENDLESS = 1_000_000
@@ -100,8 +101,8 @@ class Pace:
 # --- records in words ----------------------------------------------------------------------------------------------
 
 
-def describe(record: AnyRecord) -> str | None:  # noqa: PLR0911 - one line for each kind of record
-    """A record as one line; None when it is not worth one."""
+def describe(record: AnyRecord, lengths: Sequence[int] = ()) -> str | None:  # noqa: PLR0911 - one line for each kind
+    """A record as one line; None when it is not worth one. `lengths`: the experiment's prompt lengths."""
     match record:
         case CampaignStarted():
             stamp = ", REHEARSAL" if record.rehearsal else ""
@@ -114,7 +115,7 @@ def describe(record: AnyRecord) -> str | None:  # noqa: PLR0911 - one line for e
         case StepEnded(outcome="failed") | StepEnded(outcome="disturbed"):
             return f"{record.boot}: {record.name} {record.outcome}: {record.detail}"
         case TrialEnded():
-            return f"{record.boot}: {trial_text(record)}"
+            return f"{record.boot}: {trial_text(record, lengths)}"
         case JournalAnswered() if record.answer.outcome != "benign":
             return f"{record.boot}: journal: {record.answer.outcome}, {record.answer.phase}, {record.answer.cause}"
         case BootEnded():
@@ -125,14 +126,15 @@ def describe(record: AnyRecord) -> str | None:  # noqa: PLR0911 - one line for e
             return None
 
 
-def trial_text(trial: TrialEnded) -> str:
-    """One trial in a few words."""
+def trial_text(trial: TrialEnded, lengths: Sequence[int] = ()) -> str:
+    """One trial in a few words; `lengths`: the experiment's prompt lengths."""
+    at = f"at {level_of(trial.concurrency, trial.input_tokens, lengths)}"
     if trial.failed:
         errors = ", ".join(f"{count} x {kind}" for kind, count in trial.errors.items())
-        return f"at {trial.concurrency}: failed ({errors})"
+        return f"{at}: failed ({errors})"
     if trial.tokens_per_s is None:
-        return f"at {trial.concurrency}: not valid ({'; '.join(trial.invalid_reasons)})"
-    return f"at {trial.concurrency}: {trial.tokens_per_s:.1f} tok/s"
+        return f"{at}: not valid ({'; '.join(trial.invalid_reasons)})"
+    return f"{at}: {trial.tokens_per_s:.1f} tok/s"
 
 
 def warning_lines(text: str, width: int, label: str = "WARNING") -> list[str]:
@@ -212,6 +214,7 @@ class PlainListener(Display):
         super().__init__(console or Console(stderr=True, highlight=False, soft_wrap=True))
         self._clock = clock
         self._day: date | None = None
+        self._lengths: tuple[int, ...] = ()
 
     def _timed(self, text: str, style: str = "") -> None:
         for line in text.splitlines():
@@ -238,7 +241,9 @@ class PlainListener(Display):
     def record(self, record: AnyRecord) -> None:
         """See `Listener`."""
         super().record(record)
-        line = describe(record)
+        if isinstance(record, CampaignStarted):
+            self._lengths = record.input_tokens
+        line = describe(record, self._lengths)
         if line is not None:
             self.say(line)
 

@@ -6,11 +6,14 @@ so). What does not exist is `None`, never 0; no field ever holds NaN or infinity
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
 
 SCHEMA_VERSION = 1
 
@@ -49,6 +52,8 @@ Reproducibility = Literal["REPRODUCES", "DOES_NOT_REPRODUCE", "UNDECIDED"]
 VariantAnswer = Literal["WINNER", "CONTENDER", "DOMINATED", "REJECTED", "UNDECIDED"]
 ThreeAnswers = Literal["PASS", "FAIL", "UNDECIDED"]
 THROUGHPUT = "tokens_per_s"
+LEVEL_HELP = "a whole number of concurrent streams, from 1; or 8@8000: streams@prompt tokens"
+_LEVEL = re.compile(r"([1-9][0-9]{0,6})(?:@([1-9][0-9]{0,6}))?", re.ASCII)
 
 
 def now() -> str:
@@ -62,15 +67,87 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+# --- levels --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load of an experiment: how many streams, and how long their prompts are. Spelled `8`, or `8@8000`.
+
+    `input_tokens` is None where prompt length is no factor: an experiment with one length names it in no level. Levels
+    ascend by length, then by concurrency. In JSON a level without a length is a number, any other is its spelling.
+    """
+
+    concurrency: int
+    input_tokens: int | None = None
+
+    def __str__(self) -> str:
+        """The spelling, in tables, claims, constraints, series and file names."""
+        return f"{self.concurrency}" if self.input_tokens is None else f"{self.concurrency}@{self.input_tokens}"
+
+    def __lt__(self, other: Level) -> bool:
+        return (self.input_tokens or 0, self.concurrency) < (other.input_tokens or 0, other.concurrency)
+
+    def covers(self, other: Level) -> bool:
+        """Whether `other` is meant by who names this level: without a length, that concurrency at every length."""
+        return self.concurrency == other.concurrency and self.input_tokens in (None, other.input_tokens)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The level of a spelling.
+
+        Raises:
+            ValueError: it is none; says what is accepted.
+        """
+        match = _LEVEL.fullmatch(text)
+        if match is None:
+            raise ValueError(f"`{text}` is no level; accepted: {LEVEL_HELP}")
+        return cls(int(match[1]), None if match[2] is None else int(match[2]))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A number or a spelling, in both directions; a key of a mapping is always text."""
+        return core_schema.no_info_plain_validator_function(
+            cls._taken,
+            serialization=core_schema.plain_serializer_function_ser_schema(cls._given),
+        )
+
+    @classmethod
+    def _taken(cls, value: object) -> Self:
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, int | str) and not isinstance(value, bool):
+            return cls.parse(str(value))
+        raise ValueError(f"{value!r} is no level; accepted: {LEVEL_HELP}")
+
+    def _given(self) -> int | str:
+        return self.concurrency if self.input_tokens is None else str(self)
+
+
+def level_of(concurrency: int, input_tokens: int | None, lengths: Sequence[int]) -> Level:
+    """The level of a load in an experiment with these prompt lengths: only one of several is named."""
+    return Level(concurrency, input_tokens if len(lengths) > 1 else None)
+
+
+def levels_of(concurrency: Iterable[int], lengths: Sequence[int]) -> tuple[Level, ...]:
+    """Every concurrency at every prompt length, in the order in which a boot measures them."""
+    return tuple(sorted(level_of(streams, length, lengths) for streams in concurrency for length in lengths or (None,)))
+
+
 class Objective(Frozen):
     """What the winner is best in: a metric, as the weighted geometric mean over levels.
 
-    No `levels`: all that every ranked variant has measured. `weights`: of levels, 1 where none is given.
+    No `levels`: all that every ranked variant has measured. `weights`: of levels, 1 where none is given. A level
+    without a prompt length speaks of every length.
     """
 
     metric: str = THROUGHPUT
-    levels: tuple[int, ...] = ()
-    weights: dict[int, float] = Field(default_factory=dict)
+    levels: tuple[Level, ...] = ()
+    weights: dict[Level, float] = Field(default_factory=dict)
+
+    def weight(self, level: Level) -> float:
+        """What a level counts: its own weight before that of its concurrency at any length."""
+        return self.weights.get(level, self.weights.get(Level(level.concurrency), 1.0))
 
 
 # --- raw, kept as it came ----------------------------------------------------------------------------------------
@@ -304,6 +381,18 @@ class CampaignStarted(Record):
     constraints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
 
+    @property
+    def input_tokens(self) -> tuple[int, ...]:
+        """The prompt lengths of its load, ascending; empty where the load names none."""
+        given = self.load.get("input_tokens")
+        lengths = given if isinstance(given, list | tuple) else [given]
+        return tuple(sorted({length for length in lengths if isinstance(length, int)}))
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What each boot measures, in order."""
+        return levels_of(self.concurrency, self.input_tokens)
+
 
 class BootStarted(BootRecord):
     """A planned boot began."""
@@ -333,16 +422,18 @@ class JournalAnswered(BootRecord):
 
 
 class TrialEnded(BootRecord):
-    """One load at one concurrency inside one boot.
+    """One load at one concurrency and one prompt length inside one boot.
 
-    `tokens_per_s` is the counter's increase in the window over its wall time; None when the trial is not valid or
-    failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed under
-    load: a 5xx, a cut stream, an engine death (`errors`: kind → count). `gpu`: the GPUs in the window, None without
-    any.
+    `input_tokens` is about how long its prompts were; None in a ledger that is older than several lengths: the one of
+    its campaign. `tokens_per_s` is the counter's increase in the window over its wall time; None when the trial is not
+    valid or failed. `valid` is False when the rig was disturbed (`invalid_reasons`); `failed` when the variant failed
+    under load: a 5xx, a cut stream, an engine death (`errors`: kind → count). `gpu`: the GPUs in the window, None
+    without any.
     """
 
     kind: Literal["trial"] = "trial"
     concurrency: int
+    input_tokens: int | None = None
     window_s: float | None
     tokens: float | None
     tokens_per_s: float | None
@@ -362,6 +453,11 @@ class TrialEnded(BootRecord):
     window_started_at: str | None = None
     warnings: tuple[str, ...] = ()
     gpu: tuple[GpuUse, ...] | None = None
+
+    @property
+    def level(self) -> Level:
+        """Where it was measured; `level_of` says how an experiment calls it."""
+        return Level(self.concurrency, self.input_tokens)
 
 
 class BootEnded(BootRecord):
@@ -396,19 +492,26 @@ RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
 # --- what the analysis speaks of -----------------------------------------------------------------------------------
 
 
-class Level(Frozen):
-    """One boot's value at one concurrency, tok/s.
+class LevelResult(Frozen):
+    """One boot's value at one level, tok/s.
 
-    `value` is None where the variant failed under load (`failed`), where the rig was disturbed (`valid` is False), or
-    where nobody measured (`measured` is False). `metrics` are other numbers of the same trial by name (`ttft_p99_ms`).
+    `input_tokens`: as in `Level`. `value` is None where the variant failed under load (`failed`), where the rig was
+    disturbed (`valid` is False), or where nobody measured (`measured` is False). `metrics` are other numbers of the
+    same trial by name (`ttft_p99_ms`).
     """
 
     concurrency: int
+    input_tokens: int | None = None
     value: float | None
     failed: bool = False
     valid: bool = True
     measured: bool = True
     metrics: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def level(self) -> Level:
+        """Where it was measured."""
+        return Level(self.concurrency, self.input_tokens)
 
 
 class BootResult(Frozen):
@@ -431,7 +534,7 @@ class BootResult(Frozen):
     died_under_load: bool = False
     cause: str | None = None
     phase: str | None = None
-    levels: tuple[Level, ...] = ()
+    levels: tuple[LevelResult, ...] = ()
     at: str | None = None
     covariates: dict[str, float] = Field(default_factory=dict)
 
@@ -440,7 +543,8 @@ class Series(Frozen):
     """Everything that a verdict is made of.
 
     `concurrency` and `caches` are what was planned for every variant; both are empty for a hand-recorded series, whose
-    cells are those that it mentions. `changes`: flags that differ from production, a variant. `refute_looks` and
+    cells are those that it mentions. `input_tokens` are the prompt lengths, where all are known; of several each level
+    names its own. `changes`: flags that differ from production, a variant. `refute_looks` and
     `vouch_looks` are the numbers of boots after which an adaptive plan may refute and vouch, each at its α; both empty:
     one look, at all boots that there are. `notes` are warnings about where the boots come from. `undeclared_look` says
     which look is taken that the plan did not declare. `blocked`: boots of one block number stood together in time.
@@ -455,6 +559,7 @@ class Series(Frozen):
     variants: tuple[str, ...] = ()
     changes: dict[str, int] = Field(default_factory=dict)
     concurrency: tuple[int, ...] = ()
+    input_tokens: tuple[int, ...] = ()
     boots: tuple[BootResult, ...] = ()
     confounded: str | None = None
     caches: tuple[CacheState, ...] = ()
@@ -471,6 +576,35 @@ class Series(Frozen):
     claims: tuple[str, ...] = ()
     undeclared_look: str | None = None
     blocked: bool = False
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What was planned for every variant."""
+        return levels_of(self.concurrency, self.input_tokens)
+
+    def length(self, level: Level) -> int | None:
+        """The prompt length at a level: its own, else the only one; None where nobody knows it."""
+        return level.input_tokens or (self.input_tokens[0] if len(self.input_tokens) == 1 else None)
+
+    def named(self, level: Level) -> Level:
+        """A level as a person may name it, as it is called here: the only prompt length is named nowhere."""
+        return Level(level.concurrency) if self.input_tokens == (level.input_tokens,) else level
+
+
+def with_one_length(boots: Iterable[BootResult]) -> tuple[tuple[BootResult, ...], tuple[int, ...]]:
+    """Boots and their prompt lengths, as `Series` has them: where all levels name one length, none names it.
+
+    No lengths where some level does not say its own.
+    """
+    boots = tuple(boots)
+    lengths = {result.input_tokens for boot in boots for result in boot.levels}
+    known = tuple(sorted(length for length in lengths if length is not None))
+    if None in lengths:
+        return boots, ()
+    if len(known) != 1:
+        return boots, known
+    short = (tuple(x.model_copy(update={"input_tokens": None}) for x in boot.levels) for boot in boots)
+    return tuple(b.model_copy(update={"levels": own}) for b, own in zip(boots, short, strict=True)), known
 
 
 class ConstraintVerdict(Frozen):
@@ -490,15 +624,19 @@ class ClaimVerdict(Frozen):
 
 
 class CellVerdict(Frozen):
-    """Variant × cache state × concurrency.
+    """Variant × cache state × level.
 
-    `by_boot` has one entry for each boot of the variant that counts, None where it has no valid value here. `estimate`
-    is the geometric mean of the boots with its 95 % t interval. `spread*` are sd of logs with one-sided 95 % bounds.
-    `more_boots` would settle it if the spread stays. `decided_at`: boots at the look that settled it.
+    `level` is how claims and tables call it: `concurrency`, and the prompt length where there are several.
+    `input_tokens` is that length, None where nobody knows it. `by_boot` has one entry for each boot of the variant that
+    counts, None where it has no valid value here. `estimate` is the geometric mean of the boots with its 95 % t
+    interval. `spread*` are sd of logs with one-sided 95 % bounds. `more_boots` would settle it if the spread stays.
+    `decided_at`: boots at the look that settled it.
     `agrees_below_six`: a pull-request plan's word where five boots are within the tolerance, too few to vouch.
     """
 
     concurrency: int
+    input_tokens: int | None = None
+    level: Level
     cache: CacheState
     unit: str = "tok/s"
     by_boot: tuple[float | None, ...]
@@ -533,7 +671,7 @@ class VariantVerdict(Frozen):
     boots_aborted: int = 0
     sentence: str
     objective: float | None = None
-    objective_levels: tuple[int, ...] = ()
+    objective_levels: tuple[Level, ...] = ()
     ratio_to_winner: float | None = None
     ratio_interval: tuple[float, float] | None = None
     p_holm: float | None = None
@@ -561,10 +699,11 @@ class Verdicts(Frozen):
     sentence: str = ""
     confounded: str | None = None
     objective_cache: CacheState | None = None
-    objective_levels: tuple[int, ...] = ()
+    objective_levels: tuple[Level, ...] = ()
     objective_metric: str = THROUGHPUT
     objective_unit: str = "tok/s"
-    objective_weights: dict[int, float] = Field(default_factory=dict)
+    objective_weights: dict[Level, float] = Field(default_factory=dict)
+    input_tokens: tuple[int, ...] = ()
     claims: tuple[ClaimVerdict, ...] = ()
     plan: str = "fixed"
     refute_looks: tuple[int, ...] = ()

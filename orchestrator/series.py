@@ -15,6 +15,7 @@ YAML and JSON (`.yaml`, `.yml`, `.json`)::
           - {fatal: triton_oom} # died before the trials
           - {cache: warm, trials: {1: 46.7}}
 
+A level is a concurrency, or `8@8000`: eight streams with prompts of 8000 tokens, where several lengths were measured.
 `box`, `boots_planned` and `rehearsal` may be given too. A list that is shorter than the variant's longest leaves its
 last boots not measured.
 
@@ -25,7 +26,8 @@ CSV (`.csv`): a header, then one value a line; columns in any order, `cache` and
     spec-8,1,8,null,cold,
     spec-3,1,,,cold,triton_oom
 
-`boot` is any name; boots stand in the order in which their names first appear. `value` is a number, `null` or `-`.
+`concurrency` is a level: `8`, or `8@8000`. `boot` is any name; boots stand in the order in which their names first
+appear. `value` is a number, `null` or `-`.
 
 A folder, or a `.json` that another load generator wrote, is read by `foreign`.
 """
@@ -36,7 +38,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ from typing import Any, get_args
 
 from orchestrator import foreign, yamlfile
 from orchestrator.errors import SeriesError
-from orchestrator.records import BootResult, CacheState, Level, Series
+from orchestrator.records import LEVEL_HELP, BootResult, CacheState, Level, LevelResult, Series, with_one_length
 from orchestrator.yamlfile import KeyPath, say_path
 
 CACHE_STATES: tuple[CacheState, ...] = get_args(CacheState)
@@ -54,9 +55,7 @@ MOST_BYTES = 64 * 1024 * 1024
 KEYS = ("experiment", "box", "rehearsal", "tolerance", "production", "boots_planned", "cache", "variants")
 COLUMNS = ("variant", "boot", "concurrency", "value", "cache", "fatal")
 NEEDED_COLUMNS = COLUMNS[:4]
-_LEVEL = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
 _VALUE_HELP = 'a finite positive number, null (measured and failed) or "-" (not measured)'
-_LEVEL_HELP = "a whole number of concurrent streams, from 1"
 
 
 def read_series(path: Path) -> Series:
@@ -267,7 +266,7 @@ class _Boot:
 
     cache: CacheState
     fatal: str | None = None
-    levels: dict[int, Level] = field(default_factory=dict)
+    levels: dict[Level, LevelResult] = field(default_factory=dict)
 
 
 def _variants(reading: _Reading, data: Mapping[str, Any], default: CacheState) -> dict[str, list[_Boot]]:
@@ -308,7 +307,7 @@ def _variant(reading: _Reading, path: KeyPath, body: Any, default: CacheState) -
 
 def _columns(reading: _Reading, path: KeyPath, body: Mapping[str, Any], default: CacheState) -> list[_Boot]:
     """The short form: one list for each level, one value for each boot."""
-    columns: dict[int, list[Any]] = {}
+    columns: dict[Level, list[Any]] = {}
     for key, values in body.items():
         inner = (*path, key)
         level = _level(reading, inner, key, columns, "or `boots:`")
@@ -362,11 +361,12 @@ def _trials(reading: _Reading, path: KeyPath, trials: Any, boot: _Boot) -> None:
             boot.levels[level] = _measured(level, value)
 
 
-def _level(reading: _Reading, path: KeyPath, key: str, there: Mapping[int, Any], also: str) -> int | None:
-    if not _LEVEL.fullmatch(key):
-        reading.wrong(path, f"{_say(key)} is no concurrency", f"{_LEVEL_HELP}{' ' + also if also else ''}")
+def _level(reading: _Reading, path: KeyPath, key: str, there: Mapping[Level, Any], also: str) -> Level | None:
+    try:
+        level = Level.parse(key)
+    except ValueError:
+        reading.wrong(path, f"{_say(key)} is no concurrency", f"{LEVEL_HELP}{' ' + also if also else ''}")
         return None
-    level = int(key)
     if level in there:
         reading.wrong(path, "given twice", "each level once")
         return None
@@ -400,13 +400,14 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _measured(level: int, value: Any) -> Level:
-    """A level from a value that may stand there; one that may not has been noted, and ends the reading."""
+def _measured(level: Level, value: Any) -> LevelResult:
+    """A result from a value that may stand there; one that may not has been noted, and ends the reading."""
+    where = {"concurrency": level.concurrency, "input_tokens": level.input_tokens}
     if value is None:
-        return Level(concurrency=level, value=None, failed=True)
+        return LevelResult(**where, value=None, failed=True)
     if not _is_number(value) or not _is_finite(value):
-        return Level(concurrency=level, value=None, measured=False)
-    return Level(concurrency=level, value=float(value))
+        return LevelResult(**where, value=None, measured=False)
+    return LevelResult(**where, value=float(value))
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------------
@@ -480,10 +481,11 @@ def _row(
 
 
 def _csv_value(row: Mapping[str, str], wrong: Any, boot: _Boot) -> None:
-    if not _LEVEL.fullmatch(row["concurrency"]):
-        wrong("concurrency", f"{_say(row['concurrency'])} is no concurrency", _LEVEL_HELP)
+    try:
+        level = Level.parse(row["concurrency"])
+    except ValueError:
+        wrong("concurrency", f"{_say(row['concurrency'])} is no concurrency", LEVEL_HELP)
         return
-    level = int(row["concurrency"])
     if level in boot.levels:
         wrong("concurrency", f"{level} given twice for this boot", "each level once")
         return
@@ -508,15 +510,10 @@ def _csv_number(text: str) -> float | str | None:
 
 
 def _series(variants: Mapping[str, Sequence[_Boot]], fields: Mapping[str, Any]) -> Series:
-    return Series(
-        variants=tuple(variants),
-        boots=tuple(
-            _result(name, number, boot)
-            for name, boots in variants.items()
-            for number, boot in enumerate(boots, start=1)
-        ),
-        **fields,
+    boots, lengths = with_one_length(
+        _result(name, number, boot) for name, boots in variants.items() for number, boot in enumerate(boots, start=1)
     )
+    return Series(variants=tuple(variants), boots=boots, input_tokens=lengths, **fields)
 
 
 def _result(variant: str, number: int, boot: _Boot) -> BootResult:

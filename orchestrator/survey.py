@@ -313,7 +313,7 @@ def expected(design: Design) -> Forecast:
         design.todo(),
         history,
         matrix.effective_load(),
-        len(matrix.concurrency),
+        len(matrix.levels),
         time_scale=box.time_scale,
         headroom=matrix.headroom,
     )

@@ -24,7 +24,7 @@ from orchestrator.records import (
     Deltas,
     Evidence,
     JournalAnswered,
-    Level,
+    LevelResult,
     ProductionState,
     Quantiles,
     Rulers,
@@ -255,7 +255,7 @@ def _boot(
                 )
             )
         records.append(_trial(key, variant, level, value, dice))
-        levels.append(Level(concurrency=level, value=value, failed=value is None))
+        levels.append(LevelResult(concurrency=level, value=value, failed=value is None))
     answer = Answer(outcome="benign", phase="shutdown", cause="benign_shutdown", complete=True, timeline=timeline)
     records += [
         _step(key, "trials", 142.0 + dice.random(), 0.2),

@@ -107,14 +107,25 @@ def test_a_run_without_a_level_or_a_rate_is_refused_with_its_file(tmp_path, over
     assert said in caught.value.problems[0]
 
 
-def test_unlike_loads_at_one_concurrency_are_not_pooled(tmp_path):
+def test_unlike_loads_at_one_level_are_not_pooled(tmp_path):
+    sweep = changed(tmp_path)
+    first = sweep / "SERVE--a=1-BENCH--max_concurrency=8"
+    for length in (128, 4096):
+        shutil.copytree(first, sweep / f"SERVE--a=1-BENCH--max_concurrency=8-random_output_len={length}")
+    shutil.rmtree(first)
+    with pytest.raises(SeriesError, match="different loads must not be pooled"):
+        read_series(sweep)
+
+
+def test_prompt_lengths_that_a_vllm_sweep_names_are_levels_of_their_own(tmp_path):
     sweep = changed(tmp_path)
     first = sweep / "SERVE--a=1-BENCH--max_concurrency=8"
     for length in (128, 4096):
         shutil.copytree(first, sweep / f"SERVE--a=1-BENCH--max_concurrency=8-random_input_len={length}")
     shutil.rmtree(first)
-    with pytest.raises(SeriesError, match="different loads must not be pooled"):
-        read_series(sweep)
+    found = read_series(sweep)
+    assert found.input_tokens == (128, 4096)
+    assert [str(one.level) for one in found.boots[0].levels] == ["8@128", "8@4096"]
 
 
 def test_a_folder_without_results_and_one_with_damaged_ones_say_so(tmp_path):

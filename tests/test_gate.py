@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.gate import gate
-from orchestrator.records import BootResult, Level, Series
+from orchestrator.records import BootResult, LevelResult, Series
 
 
 def boots(name: str, values: list[float], *, cause: str | None = None) -> list[BootResult]:
     found = []
     for number, value in enumerate(values, start=1):
         died = cause is not None
-        levels = () if died else (Level(concurrency=1, value=value),)
+        levels = () if died else (LevelResult(concurrency=1, value=value),)
         outcome = "crashed" if died else "completed"
         found.append(
             BootResult(

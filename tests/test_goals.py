@@ -17,6 +17,7 @@ from orchestrator.records import (
     BootResult,
     CampaignStarted,
     Level,
+    LevelResult,
     Objective,
     Quantiles,
     Series,
@@ -31,11 +32,12 @@ BASE = "boxes: {here: {unit: a.service}}\nvariants: {spec-1: {}, spec-3: {}}\nco
 @pytest.mark.parametrize(
     ("text", "metric", "at_most", "value", "levels"),
     [
-        ("ttft_p99_ms <= 800 at 8", "ttft_p99_ms", True, 800, (8,)),
-        ("ttft_p99_ms ≤ 800 ms at 8", "ttft_p99_ms", True, 800, (8,)),
-        ("ttft_p99_ms<=0.8s at 8, 1", "ttft_p99_ms", True, 800, (1, 8)),
+        ("ttft_p99_ms <= 800 at 8", "ttft_p99_ms", True, 800, (Level(8),)),
+        ("ttft_p99_ms ≤ 800 ms at 8", "ttft_p99_ms", True, 800, (Level(8),)),
+        ("ttft_p99_ms<=0.8s at 8, 1", "ttft_p99_ms", True, 800, (Level(1), Level(8))),
+        ("ttft_p99_ms <= 800 at 8@8000, 8@512", "ttft_p99_ms", True, 800, (Level(8, 512), Level(8, 8000))),
         ("itl_p50_ms < 20", "itl_p50_ms", True, 20, ()),
-        ("tokens_per_s >= 60 tok/s at 1", "tokens_per_s", False, 60, (1,)),
+        ("tokens_per_s >= 60 tok/s at 1", "tokens_per_s", False, 60, (Level(1),)),
     ],
 )
 def test_a_constraint_is_a_metric_a_limit_and_levels(text, metric, at_most, value, levels):
@@ -105,7 +107,7 @@ def boots(name: str, rates: list[float], ttft: list[float]) -> list[BootResult]:
         BootResult(
             boot=f"b{i:02d}-{name}", variant=name, cache="cold", block=i, position=i, outcome="completed",
             levels=tuple(
-                Level(concurrency=level, value=rate * factor, metrics={"ttft_p99_ms": late})
+                LevelResult(concurrency=level, value=rate * factor, metrics={"ttft_p99_ms": late})
                 for level, factor in ((1, 1.0), (8, 10.0))
             ),
         )

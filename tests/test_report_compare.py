@@ -9,7 +9,7 @@ from report_samples import sample
 
 from orchestrator import stats, verdict
 from orchestrator.errors import UsageError
-from orchestrator.records import BootResult, Level, Series
+from orchestrator.records import BootResult, Level, LevelResult, Series
 from orchestrator.report.compare import Experiment, compare, experiment, pairs, render, sentence
 
 
@@ -23,7 +23,7 @@ def series(name="gwen", *, rehearsal=False, **variants) -> Series:
             block=block,
             position=block,
             outcome="completed",
-            levels=tuple(Level(concurrency=c, value=v, failed=v is None) for c, v in table.items()),
+            levels=tuple(LevelResult(concurrency=c, value=v, failed=v is None) for c, v in table.items()),
         )
         for variant, tables in variants.items()
         for block, table in enumerate(tables, start=1)
@@ -48,7 +48,7 @@ def test_each_level_has_its_ratio_with_the_interval_of_boots_against_boots():
     ((a, b),) = pair("fast,slow", made(fast=FAST, slow=SLOW))
     found = compare(a, b)
     one, eight = found.rows
-    assert (one.concurrency, eight.concurrency) == (1, 8)
+    assert (one.level, eight.level) == (Level(1), Level(8))
     assert math.exp(one.ratio.value) == pytest.approx(2.0, rel=1e-3)
     assert math.exp(eight.ratio.value) == pytest.approx(4 / 3, rel=1e-3)
     by_hand = stats.welch([math.log(t[1]) for t in FAST], [math.log(t[1]) for t in SLOW])
@@ -78,7 +78,7 @@ def test_what_does_not_reproduce_supports_no_ratio():
     ((a, b),) = pair("wild,slow", made(wild=wild, slow=SLOW))
     found = compare(a, b)
     assert (found.rows[0].ratio.value, found.rows[0].ratio.why) == (None, "wild does not reproduce")
-    assert found.levels == (8,)
+    assert found.levels == (Level(8),)
     assert "does_not_reproduce" in render(found)
     assert "46.8 … 124.8" in render(found)
 
@@ -95,7 +95,7 @@ def test_a_level_that_only_one_side_has_is_no_ratio():
     ((a, b),) = pair("fast,short", made(fast=FAST, short=[{1: 50.0}, {1: 50.5}, {1: 49.5}]))
     found = compare(a, b)
     assert found.rows[1].ratio.why == "short has no value"
-    assert found.levels == (1,)
+    assert found.levels == (Level(1),)
 
 
 def test_a_variant_without_any_value_cannot_be_compared():

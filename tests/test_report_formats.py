@@ -16,7 +16,7 @@ from report_samples import LEVELS, VARIANTS, sample
 
 from orchestrator import report, verdict
 from orchestrator.errors import LedgerError
-from orchestrator.records import BootResult, Level, Series, VariantVerdict, Verdicts
+from orchestrator.records import BootResult, LevelResult, Series, VariantVerdict, Verdicts
 from orchestrator.report import canvas, figures, markdown, text
 from orchestrator.report import csv as cells
 
@@ -144,7 +144,7 @@ def test_the_columns_of_the_csv_stay():
         "experiment box stamp variant verdict cache concurrency boot position status why tokens_per_s window_s tokens "
         "usage_per_s chunks_per_s words_per_s logger_tokens_per_s tokens_per_step ttft_p50_ms ttft_p99_ms itl_p50_ms "
         "itl_p99_ms e2e_p50_ms requests_sent requests_ok boot_outcome cache_proof cell_reproducibility cell_estimate "
-        "cell_low cell_high cell_spread"
+        "cell_low cell_high cell_spread input_tokens"
     )
 
 
@@ -323,7 +323,7 @@ def test_a_picture_without_data_is_taken_away(made, tmp_path, monkeypatch):
 
 
 def test_the_terminal_never_shows_a_warm_number_as_a_cold_one():
-    trials = (Level(concurrency=1, value=46.7),)
+    trials = (LevelResult(concurrency=1, value=46.7),)
     boots = tuple(
         BootResult(boot=name, variant=name, cache=cache, block=1, position=1, outcome="completed", levels=trials)
         for name, cache in (("a", "cold"), ("b", "warm"))

@@ -8,7 +8,7 @@ import pytest
 from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
 
 from orchestrator import verdict
-from orchestrator.records import BootResult, Evidence, Level, Series
+from orchestrator.records import BootResult, Evidence, LevelResult, Series
 from orchestrator.report import build_view, commands, evidence, wall, words
 
 
@@ -72,7 +72,7 @@ def test_cache_states_are_never_pooled_into_one_cell():
             block=number,
             position=number,
             outcome="completed",
-            levels=(Level(concurrency=1, value=value),),
+            levels=(LevelResult(concurrency=1, value=value),),
         )
         for number, (cache, value) in enumerate(
             (("cold", 50.0), ("warm", 80.0), ("cold", 51.0), ("warm", 81.0)), start=1
@@ -213,7 +213,7 @@ def test_each_ruler_says_by_how_much_it_would_have_misled(view):
     assert "Counting words would have said 29 % less than the counter" in said
     assert "Counting SSE chunks would have put another variant on top" in said
     assert "no-spec instead of spec-1 at 8" in said
-    chunks = {(one.variant, one.concurrency): one.chunks for one in view.rulers}
+    chunks = {(one.variant, one.level.concurrency): one.chunks for one in view.rulers}
     assert chunks["spec-1", 8] == pytest.approx(1 / 1.97)
 
 

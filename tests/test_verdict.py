@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import verdict
 from orchestrator.errors import UsageError
-from orchestrator.records import BootResult, Level, Series
+from orchestrator.records import BootResult, Level, LevelResult, Series
 from orchestrator.series import read_series
 
 SEED = Path(__file__).parent.parent / "examples" / "seed-series.yaml"
@@ -30,7 +30,7 @@ def boot(variant, number, levels, *, cache="cold", fatal=None, position=None, **
         died_before_trials=bool(fatal),
         cause=fatal,
         levels=tuple(
-            Level(
+            LevelResult(
                 concurrency=level,
                 value=value if isinstance(value, int | float) else None,
                 failed=value is None,
@@ -99,7 +99,7 @@ def test_the_seeds_spec_8_at_one_stream(seed):
 
 def test_the_seeds_objective_is_the_geometric_mean_of_the_levels_that_both_have(seed):
     verdicts, variants = seed
-    assert verdicts.objective_levels == (1, 8)
+    assert verdicts.objective_levels == (Level(1), Level(8))
     assert variants["spec-1"].objective == pytest.approx(math.sqrt(75.9 * 232.3))
     assert variants["no-spec"].ratio_to_winner == pytest.approx(math.sqrt(36.6 * 233.1 / (75.9 * 232.3)))
     assert variants["no-spec"].ratio_interval is None
@@ -201,7 +201,7 @@ def test_equal_boots_have_no_spread_and_an_interval_without_width():
 
 
 def test_a_boot_without_a_valid_value_is_a_null_in_its_place():
-    disturbed = Level(concurrency=1, value=None, valid=False)
+    disturbed = LevelResult(concurrency=1, value=None, valid=False)
     boots = [boot("a", 1, {1: 50.0}), boot("a", 2, {1: "-"}), boot("a", 3, {1: 51.0})]
     boots[1] = boots[1].model_copy(update={"levels": (disturbed,)})
     variants = judged({"a": boots})[1]
@@ -421,7 +421,7 @@ def test_the_objective_takes_the_levels_that_every_ranked_variant_has_measured()
         "empty": {32: ["-"]},
     }
     verdicts, variants = judged(tables)
-    assert (verdicts.objective_levels, verdicts.winner) == ((1,), "b")
+    assert (verdicts.objective_levels, verdicts.winner) == ((Level(1),), "b")
     assert variants["empty"].verdict == "UNDECIDED"
     assert variants["rejected"].verdict == "REJECTED"
     assert variants["empty"].objective is None

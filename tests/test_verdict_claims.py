@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.records import BootResult, Level, Series
+from orchestrator.records import BootResult, LevelResult, Series
 from orchestrator.verdict import check_claim, compare_baseline
 
 
@@ -18,7 +18,7 @@ def series(tables, **kwargs):
     for name, table in tables.items():
         for i in range(max(len(values) for values in table.values())):
             levels = tuple(
-                Level(concurrency=level, value=values[i], failed=values[i] is None)
+                LevelResult(concurrency=level, value=values[i], failed=values[i] is None)
                 for level, values in table.items()
                 if i < len(values)
             )

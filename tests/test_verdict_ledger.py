@@ -16,7 +16,7 @@ from orchestrator.records import (
     BootStarted,
     CampaignStarted,
     JournalAnswered,
-    Level,
+    LevelResult,
     StepEnded,
     TrialEnded,
 )
@@ -131,7 +131,7 @@ def test_a_boot_started_afresh_under_the_same_name_is_told_by_its_last_start():
     where = key(1, "a", position=1)
     records = [campaign(), BootStarted(**where), trial(where, 1, 10.0), *whole(where, {1: 50.0})]
     (boot,) = verdict.series_from_records(records).boots
-    assert boot.levels == (Level(concurrency=1, value=50.0),)
+    assert boot.levels == (LevelResult(concurrency=1, value=50.0),)
 
 
 def test_cache_states_are_planned_boots_of_their_own():
@@ -180,17 +180,17 @@ def test_not_ready_by_the_deadline_is_fatal_and_no_death():
 @pytest.mark.parametrize(
     ("trials", "level"),
     [
-        ([{"tokens_per_s": 50.0}], Level(concurrency=1, value=50.0)),
-        ([{"tokens_per_s": None, "failed": True}], Level(concurrency=1, value=None, failed=True)),
-        ([{"tokens_per_s": None, "valid": False, "failed": True}], Level(concurrency=1, value=None, failed=True)),
-        ([{"tokens_per_s": 50.0, "valid": False}], Level(concurrency=1, value=None, valid=False)),
-        ([{"tokens_per_s": 0.0}], Level(concurrency=1, value=None, valid=False)),
+        ([{"tokens_per_s": 50.0}], LevelResult(concurrency=1, value=50.0)),
+        ([{"tokens_per_s": None, "failed": True}], LevelResult(concurrency=1, value=None, failed=True)),
+        ([{"tokens_per_s": None, "valid": False, "failed": True}], LevelResult(concurrency=1, value=None, failed=True)),
+        ([{"tokens_per_s": 50.0, "valid": False}], LevelResult(concurrency=1, value=None, valid=False)),
+        ([{"tokens_per_s": 0.0}], LevelResult(concurrency=1, value=None, valid=False)),
         # Windows of one boot describe that boot: √(50 · 72) = 60.
-        ([{"tokens_per_s": 50.0}, {"tokens_per_s": 72.0}], Level(concurrency=1, value=60.0)),
-        ([{"tokens_per_s": 50.0}, {"tokens_per_s": None, "valid": False}], Level(concurrency=1, value=50.0)),
+        ([{"tokens_per_s": 50.0}, {"tokens_per_s": 72.0}], LevelResult(concurrency=1, value=60.0)),
+        ([{"tokens_per_s": 50.0}, {"tokens_per_s": None, "valid": False}], LevelResult(concurrency=1, value=50.0)),
         (
             [{"tokens_per_s": 50.0}, {"tokens_per_s": None, "failed": True}],
-            Level(concurrency=1, value=None, failed=True),
+            LevelResult(concurrency=1, value=None, failed=True),
         ),
     ],
 )

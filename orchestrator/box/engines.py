@@ -145,8 +145,8 @@ class Engine(Protocol):
     def served_model(self, argv: Sequence[str]) -> str:
         """The name under which a command serves its model; empty when the command names none."""
 
-    def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int) -> int:
-        """The length of the prompt that fills a whole prefill batch, tokens."""
+    def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int, at_least: int = 0) -> int:
+        """The length of the prompt that fills a whole prefill batch, or of `at_least` so many tokens, if it may be."""
 
     def logger_tokens_per_s(self, message: str) -> float | None:
         """The generation throughput that a log line claims, tok/s; None for any other line."""
@@ -419,13 +419,14 @@ class Vllm:
         """See `Engine.served_model`."""
         return _model(*parse_flags(split_program(argv)[1])) or ""
 
-    def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int) -> int:
+    def headroom_tokens(self, launch: Launch, timeline: Timeline, *, output_tokens: int, at_least: int = 0) -> int:
         """See `Engine.headroom_tokens`. The engine's own word on its batch goes before the flag."""
         limits = self.limits(launch.argv)
         batch = timeline.num_batched_tokens or limits.max_num_batched_tokens or _DEFAULT_BATCH
+        wanted = max(batch, at_least)
         if limits.max_model_len is None:
-            return batch
-        return max(1, min(batch, limits.max_model_len - output_tokens - _TEMPLATE_TOKENS))
+            return wanted
+        return max(1, min(wanted, limits.max_model_len - output_tokens - _TEMPLATE_TOKENS))
 
     def logger_tokens_per_s(self, message: str) -> float | None:
         """See `Engine.logger_tokens_per_s`."""

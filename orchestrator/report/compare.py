@@ -12,8 +12,18 @@ from dataclasses import dataclass, field
 
 from orchestrator import stats, verdict
 from orchestrator.errors import UsageError
-from orchestrator.records import AnyRecord, CacheState, CampaignStarted, CellVerdict, Series, VariantVerdict, Verdicts
+from orchestrator.records import (
+    AnyRecord,
+    CacheState,
+    CampaignStarted,
+    CellVerdict,
+    Level,
+    Series,
+    VariantVerdict,
+    Verdicts,
+)
 from orchestrator.report import words
+from orchestrator.verdict.claims import same_load
 from orchestrator.verdict.wording import listed, plural, streams, times
 
 THROUGHPUT = "tok/s"
@@ -57,7 +67,7 @@ class Row:
     """One level in one cache state."""
 
     cache: CacheState
-    concurrency: int
+    level: Level
     a: CellVerdict | None
     b: CellVerdict | None
     ratio: Ratio
@@ -71,7 +81,7 @@ class Comparison:
     b: Side
     rows: tuple[Row, ...]
     cache: CacheState | None
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
     whole: Ratio
     notes: tuple[str, ...]
 
@@ -152,28 +162,41 @@ def compare(a: Side, b: Side) -> Comparison:
     """
     if a.experiment.verdicts.rehearsal != b.experiment.verdicts.rehearsal:
         raise UsageError(f"--compare: of {a.label} and {b.label} one is a rehearsal: these numbers cannot be compared")
-    cells_a, cells_b = _cells(a), _cells(b)
-    keys = list(dict.fromkeys((*cells_a, *cells_b)))
     rows = tuple(
-        Row(cache, level, cells_a.get((cache, level)), cells_b.get((cache, level)), ratio)
-        for cache, level in keys
-        for ratio in (_ratio(a, b, [(cells_a.get((cache, level)), cells_b.get((cache, level)))]),)
+        Row(one.cache, _level(mine, theirs), mine, theirs, _ratio(a, b, [(mine, theirs)]))
+        for mine, theirs in _matched(_cells(a), _cells(b))
+        if (one := mine or theirs) is not None
     )
-    usable = [(row.cache, row.concurrency) for row in rows if row.ratio.value is not None]
-    cache = usable[0][0] if usable else None
-    levels = tuple(sorted(level for state, level in usable if state == cache))
+    usable = [row for row in rows if row.ratio.value is not None]
+    cache = usable[0].cache if usable else None
+    ours = sorted((row for row in usable if row.cache == cache), key=lambda row: row.level)
     whole = (
-        _ratio(a, b, [(cells_a[cache, level], cells_b[cache, level]) for level in levels])
+        _ratio(a, b, [(row.a, row.b) for row in ours])
         if cache is not None
         else Ratio(
             None, None, (0, 0), "; ".join(dict.fromkeys(row.ratio.why for row in rows)) or "no level was measured"
         )
     )
-    return Comparison(a, b, rows, cache, levels, whole, _notes(a, b))
+    return Comparison(a, b, rows, cache, tuple(row.level for row in ours), whole, _notes(a, b))
 
 
-def _cells(side: Side) -> dict[tuple[CacheState, int], CellVerdict]:
-    return {(cell.cache, cell.concurrency): cell for cell in side.variant.cells if cell.unit == THROUGHPUT}
+def _cells(side: Side) -> list[CellVerdict]:
+    return [cell for cell in side.variant.cells if cell.unit == THROUGHPUT]
+
+
+def _matched(
+    ours: Sequence[CellVerdict], theirs: Sequence[CellVerdict]
+) -> list[tuple[CellVerdict | None, CellVerdict | None]]:
+    """Cells of one cache state and one load, beside each other; then those that only one side has."""
+    found = [(one, next((other for other in theirs if same_load(one, other)), None)) for one in ours]
+    alone = [other for other in theirs if not any(same_load(one, other) for one in ours)]
+    return [*found, *((None, other) for other in alone)]
+
+
+def _level(one: CellVerdict | None, other: CellVerdict | None) -> Level:
+    """What both call it; where one of them has several prompt lengths, the name with its length."""
+    names = [cell.level for cell in (one, other) if cell is not None]
+    return max(names, key=lambda level: level.input_tokens or 0)
 
 
 def _ratio(a: Side, b: Side, cells: Sequence[tuple[CellVerdict | None, CellVerdict | None]]) -> Ratio:
@@ -245,7 +268,7 @@ def render(found: Comparison) -> str:
     rows = [("", a.label, b.label, f"{a.label} / {b.label}", "95 %")]
     rows += [
         (
-            f"at {row.concurrency}" + ("" if row.cache == "cold" else f" {row.cache}"),
+            f"at {row.level}" + ("" if row.cache == "cold" else f" {row.cache}"),
             _cell(row.a),
             _cell(row.b),
             "–" if row.ratio.value is None else times(row.ratio.value),

@@ -47,6 +47,7 @@ COLUMNS: Mapping[str, str] = {
     "cell_low": "lower end of its 95 % interval",
     "cell_high": "upper end of its 95 % interval",
     "cell_spread": "sd of logs between the cell's boots",
+    "input_tokens": "about how many tokens each prompt has, empty where nobody knows",
 }
 
 
@@ -94,13 +95,14 @@ def _row(
         "cell_low": verdict.interval[0] if verdict.interval is not None else None,
         "cell_high": verdict.interval[1] if verdict.interval is not None else None,
         "cell_spread": verdict.spread,
+        "input_tokens": verdict.input_tokens,
     }.items()
     if boot is None:
         return
     yield "position", boot.position
     yield "boot_outcome", boot.outcome
     yield "cache_proof", boot.ended.cache_proof if boot.ended is not None else None
-    trial = trials.of_level(boot, verdict.concurrency)
+    trial = trials.of_level(boot, verdict.level)
     if trial is not None:
         yield from _trial(trial)
 

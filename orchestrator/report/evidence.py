@@ -12,10 +12,11 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.records import Evidence, VariantVerdict
+from orchestrator.records import Evidence, Level, VariantVerdict
 from orchestrator.redact import redact_text
 from orchestrator.report import words
 from orchestrator.report.model import BootView, CellView, EvidenceView, Line
+from orchestrator.verdict.wording import streams
 
 AROUND = 3
 MOST_LINES = 48
@@ -156,7 +157,7 @@ def _witness(boot: BootView, verdict: VariantVerdict, folder: Path | None) -> Ev
         return EvidenceView(name, words.clean(title), excerpt(path, answer.evidence), tuple(notes), source)
     failed = [trial for trial in boot.trials if trial.failed]
     if failed and "errors_under_load" in verdict.reasons:
-        said = words.listing(f"{_errors(trial.errors)} at {trial.concurrency}" for trial in failed)
+        said = words.listing(f"{_errors(trial.errors)} at {trial.level}" for trial in failed)
         lines = look_for(path) or (excerpt(path, answer.evidence) if answer is not None else ())
         return EvidenceView(name, words.clean(f"errors under load: {said}"), lines, (), source)
     return None
@@ -177,7 +178,7 @@ def _notes(reason: str, verdict: VariantVerdict, cells: Sequence[CellView], boot
         case "does_not_reproduce":
             for cell in cells:
                 if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE":
-                    yield f"{reason}: at {words.plural(cell.verdict.concurrency, 'stream')}: {cell.long}."
+                    yield f"{reason}: at {streams((cell.verdict.level,))}: {cell.long}."
         case _:
             yield f"{words.clean(reason)}: {words.REASONS.get(reason, 'see the verdict')}."
 
@@ -199,20 +200,20 @@ def _fatal_note(verdict: VariantVerdict, boots: Sequence[BootView]) -> str:
 
 
 def _error_notes(cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterator[str]:
-    errors: dict[int, Counter[str]] = {}
+    errors: dict[Level, Counter[str]] = {}
     for boot in boots:
         for trial in boot.trials:
             if trial.failed:
-                errors.setdefault(trial.concurrency, Counter()).update(trial.errors)
+                errors.setdefault(trial.level, Counter()).update(trial.errors)
     for cell in cells:
         tried = [point for point in cell.points if point.status in ("failed", "value", "invalid")]
         failed = [point for point in tried if point.status == "failed"]
         if failed:
-            level = cell.verdict.concurrency
+            level = cell.verdict.level
             kinds = _errors(dict(errors.get(level, Counter())))
             kinds = "" if kinds == "failed" else f" ({kinds})"
             yield words.clean(
-                f"errors_under_load: at {words.plural(level, 'stream')}, {len(failed)} of "
+                f"errors_under_load: at {streams((level,))}, {len(failed)} of "
                 f"{words.plural(len(tried), 'boot')} failed{kinds}."
             )
 
@@ -220,11 +221,14 @@ def _error_notes(cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterat
 def _collapse_notes(boots: Sequence[BootView]) -> Iterator[str]:
     rows = []
     for boot in boots:
-        levels = boot.result.levels if boot.result is not None else ()
-        values = [(one.concurrency, one.value) for one in levels if one.value is not None]
-        if len(values) > 1:
-            row = " → ".join(words.number(value) for _, value in sorted(values))
-            where = words.listing(str(level) for level, _ in sorted(values))
-            rows.append(f"{boot.name} {row} (at {where})")
+        by_length: dict[int | None, list[tuple[Level, float]]] = {}
+        for one in boot.result.levels if boot.result is not None else ():
+            if one.value is not None:
+                by_length.setdefault(one.input_tokens, []).append((one.level, one.value))
+        for values in by_length.values():
+            if len(values) > 1:
+                row = " → ".join(words.number(value) for _, value in sorted(values))
+                where = words.listing(str(level) for level, _ in sorted(values))
+                rows.append(f"{boot.name} {row} (at {where})")
     if rows:
         yield words.clean(f"collapses_with_concurrency: tok/s of all streams together, {'; '.join(rows)}.")

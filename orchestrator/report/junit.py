@@ -64,7 +64,7 @@ def _case(suite: Element, view: View, variant: VariantView) -> None:
     elif verdict.verdict == "UNDECIDED":
         SubElement(case, "skipped", {"message": f"UNDECIDED: {why}" if why else "UNDECIDED"})
     out = SubElement(case, "system-out")
-    cells = (f"at {cell.verdict.concurrency}: {cell.long}" for cell in variant.cells)
+    cells = (f"at {cell.verdict.level}: {cell.long}" for cell in variant.cells)
     agreed = dict.fromkeys(cell.agreement for cell in variant.cells if cell.agreement is not None)
     stamp = (words.REHEARSAL,) if view.rehearsal else ()
     out.text = "\n".join((*stamp, f"{verdict.verdict}. {why}", *cells, *agreed))

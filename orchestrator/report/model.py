@@ -17,6 +17,7 @@ from orchestrator.records import (
     BootStarted,
     CacheState,
     CellVerdict,
+    Level,
     StepEnded,
     TrialEnded,
     VariantVerdict,
@@ -135,7 +136,10 @@ class VariantView:
 
 @dataclass(frozen=True, slots=True)
 class BootView:
-    """One boot: the analysis's result (None where it does not count) and, where a ledger has them, its records."""
+    """One boot: the analysis's result (None where it does not count) and, where a ledger has them, its records.
+
+    A trial has `input_tokens` only where there are several prompt lengths, so that its `level` is its cell's.
+    """
 
     name: str
     variant: str
@@ -158,10 +162,10 @@ class BootView:
 
 @dataclass(frozen=True, slots=True)
 class RulerRatio:
-    """Median over trials of ruler ÷ counter for one variant at one concurrency; None without that ruler."""
+    """Median over trials of ruler ÷ counter for one variant at one level; None without that ruler."""
 
     variant: str
-    concurrency: int
+    level: Level
     trials: int
     usage: float | None
     chunks: float | None
@@ -189,8 +193,18 @@ class View:
 
     @property
     def concurrency(self) -> tuple[int, ...]:
-        """All levels of all variants, ascending."""
+        """All concurrencies of all variants, ascending."""
         return tuple(sorted({cell.verdict.concurrency for variant in self.variants for cell in variant.cells}))
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """All levels of all variants, ascending."""
+        return tuple(sorted({cell.verdict.level for variant in self.variants for cell in variant.cells}))
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """The prompt lengths that levels name, ascending; a single None where prompt length is no factor."""
+        return tuple(dict.fromkeys(level.input_tokens for level in self.levels))
 
     @property
     def caches(self) -> tuple[CacheState, ...]:

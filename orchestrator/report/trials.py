@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Literal
 
-from orchestrator.records import CacheState, Quantiles, Rulers, TrialEnded
+from orchestrator.records import CacheState, Level, Quantiles, Rulers, TrialEnded
 from orchestrator.report import words
 from orchestrator.report.model import BootView, CellView, RulerRatio, Section, Table, VariantView
 
@@ -30,9 +30,9 @@ def good(boots: Sequence[BootView]) -> Iterator[TrialEnded]:
             yield from (trial for trial in boot.trials if trial.valid and not trial.failed)
 
 
-def of_level(boot: BootView, concurrency: int) -> TrialEnded | None:
+def of_level(boot: BootView, level: Level) -> TrialEnded | None:
     """The trial of one boot at one level that counts: the valid one, else the last (a disturbed one is repeated)."""
-    found = [trial for trial in boot.trials if trial.concurrency == concurrency]
+    found = [trial for trial in boot.trials if trial.level == level]
     return next((trial for trial in found if trial.valid), found[-1] if found else None)
 
 
@@ -45,11 +45,11 @@ def _ratio(rulers: Rulers, ruler: Ruler) -> float | None:
 
 
 def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
-    """Median ratio of each ruler to the counter, per variant and concurrency."""
-    groups: dict[tuple[str, int], list[TrialEnded]] = defaultdict(list)
+    """Median ratio of each ruler to the counter, per variant and level."""
+    groups: dict[tuple[str, Level], list[TrialEnded]] = defaultdict(list)
     for trial in good(boots):
         if trial.rulers.counter:
-            groups[trial.variant, trial.concurrency].append(trial)
+            groups[trial.variant, trial.level].append(trial)
 
     def middle(trials: Sequence[TrialEnded], ruler: Ruler) -> float | None:
         ratios = [ratio for trial in trials if (ratio := _ratio(trial.rulers, ruler)) is not None]
@@ -58,11 +58,11 @@ def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
     return tuple(
         RulerRatio(
             variant=variant,
-            concurrency=concurrency,
+            level=level,
             trials=len(trials),
             **{ruler: middle(trials, ruler) for ruler in RULERS},
         )
-        for (variant, concurrency), trials in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1]))
+        for (variant, level), trials in sorted(groups.items(), key=lambda item: item[0])
     )
 
 
@@ -80,7 +80,7 @@ def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> S
             sentences.append(_ruler_sentence(name, found))
     sentences.extend(_misrankings(boots))
     rows = tuple(
-        (one.variant, str(one.concurrency), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
+        (one.variant, str(one.level), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
         for one in ratios
     )
     table = Table(
@@ -112,9 +112,9 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
 
 def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
     """Where a ruler would have named another variant the fastest than the counter does."""
-    by_level: dict[int, dict[str, list[Rulers]]] = defaultdict(lambda: defaultdict(list))
+    by_level: dict[Level, dict[str, list[Rulers]]] = defaultdict(lambda: defaultdict(list))
     for trial in good(boots):
-        by_level[trial.concurrency][trial.variant].append(trial.rulers)
+        by_level[trial.level][trial.variant].append(trial.rulers)
 
     def best(level: dict[str, list[Rulers]], read: Callable[[Rulers], float | None]) -> str | None:
         middles = {
@@ -126,11 +126,11 @@ def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
 
     for ruler, name in RULERS.items():
         wrong = []
-        for concurrency, level in sorted(by_level.items()):
+        for at, level in sorted(by_level.items(), key=lambda item: item[0]):
             truth = best(level, lambda rulers: rulers.counter)
             other = best(level, lambda rulers, ruler=ruler: getattr(rulers, ruler))  # type: ignore[misc]
             if truth is not None and other is not None and other != truth:
-                wrong.append(f"{words.clean(other)} instead of {words.clean(truth)} at {concurrency}")
+                wrong.append(f"{words.clean(other)} instead of {words.clean(truth)} at {at}")
         if wrong:
             subject = name[0].upper() + name[1:]
             yield f"{subject} would have put another variant on top (by the median boot): {words.listing(wrong)}."
@@ -192,7 +192,7 @@ def tokens_per_step(trial: TrialEnded) -> float | None:
 
 def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootView]) -> Section | None:
     """Δln(tok/s) = Δln A + Δln S between the fastest and the slowest boot of a cell that does not reproduce."""
-    trials = {(trial.boot, trial.concurrency): trial for trial in good(boots)}
+    trials = {(trial.boot, trial.level): trial for trial in good(boots)}
     rows, moved = [], []
     for variant in variants:
         for cell in variant.cells:
@@ -218,9 +218,9 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
 
 
 def _moved(
-    variant: str, cell: CellView, trials: dict[tuple[str, int], TrialEnded]
+    variant: str, cell: CellView, trials: dict[tuple[str, Level], TrialEnded]
 ) -> tuple[tuple[str, ...], Literal["A", "S"]] | None:
-    level = cell.verdict.concurrency
+    level = cell.verdict.level
     valued = [point for point in cell.points if point.value is not None]
     fast, slow = (pick(valued, key=lambda point: point.value or 0.0) for pick in (max, min))
     a = [tokens_per_step(trial) if (trial := trials.get((point.boot, level))) else None for point in (fast, slow)]
@@ -230,7 +230,8 @@ def _moved(
     part_s = whole - part_a
     by = "A" if abs(part_a) > abs(part_s) else "S"
     share = max(abs(part_a), abs(part_s)) / (abs(part_a) + abs(part_s)) if whole else 0.0
-    s = [point.value / tokens / level for point, tokens in ((fast, a[0]), (slow, a[1])) if point.value is not None]
+    of = ((fast, a[0]), (slow, a[1]))
+    s = [point.value / tokens / level.concurrency for point, tokens in of if point.value is not None]
     row = (
         words.clean(variant),
         str(level),
@@ -257,13 +258,13 @@ def excluded_section(boots: Sequence[BootView]) -> Section:
             rows.append((boot.name, variant, "whole boot", boot.outcome, why))
         elif boot.trials:
             rows.extend(
-                (boot.name, variant, f"trial at {trial.concurrency}", "invalid", _reasons(trial))
+                (boot.name, variant, f"trial at {trial.level}", "invalid", _reasons(trial))
                 for trial in boot.trials
                 if not trial.valid and not trial.failed
             )
         else:
             rows.extend(
-                (boot.name, variant, f"trial at {level.concurrency}", "invalid", words.ABSENT)
+                (boot.name, variant, f"trial at {level.level}", "invalid", words.ABSENT)
                 for level in boot.result.levels
                 if not level.valid
             )

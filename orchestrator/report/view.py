@@ -16,6 +16,7 @@ from orchestrator.records import (
     CampaignStarted,
     CellVerdict,
     Level,
+    LevelResult,
     Series,
     VariantVerdict,
     Verdicts,
@@ -199,16 +200,16 @@ def _points(cell: CellVerdict, boots: Sequence[BootView]) -> Iterator[Point]:
         elif boot is None:
             yield Point(name, None, "not_measured")
         elif boot.cache == cell.cache:
-            yield _missing(boot, cell.concurrency)
+            yield _missing(boot, cell.level)
 
 
-def _missing(boot: BootView, concurrency: int) -> Point:
+def _missing(boot: BootView, at: Level) -> Point:
     result = boot.result
-    level: Level | None = None
+    level: LevelResult | None = None
     if result is not None:
-        level = next((one for one in result.levels if one.concurrency == concurrency), None)
+        level = next((one for one in result.levels if one.level == at), None)
     if level is not None and level.failed:
-        errors = next((trial.errors for trial in boot.trials if trial.concurrency == concurrency and trial.failed), {})
+        errors = next((trial.errors for trial in boot.trials if trial.level == at and trial.failed), {})
         return Point(boot.name, None, "failed", words.clean(", ".join(sorted(errors)) or "failed under load", 120))
     if level is not None and level.measured and not level.valid:
         return Point(boot.name, None, "invalid", "the trial was not valid")

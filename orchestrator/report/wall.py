@@ -90,18 +90,18 @@ def _rows(
     steps = rate * 1e9 / (weights[name] * 2**30)
     rows: list[tuple[str, ...]] = []
     for cell in variant.cells:
-        level = cell.verdict.concurrency
+        level = cell.verdict.level
         values = [point.value for point in cell.points if point.value is not None]
         tokens = [
             a
             for trial in trials.good(boots)
-            if (trial.variant, trial.concurrency, trial.cache) == (name, level, cell.verdict.cache)
+            if (trial.variant, trial.level, trial.cache) == (name, level, cell.verdict.cache)
             and (a := trials.tokens_per_step(trial)) is not None
         ]
         if not values or not tokens:
             continue
         middle = median(tokens)
-        wall = steps * middle * level
+        wall = steps * middle * level.concurrency
         low, high = min(values) / wall, max(values) / wall
         share = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
         rows.append(

@@ -1,6 +1,6 @@
 """One variant of a series: its cells, and every reason to reject it. Pure.
 
-Cache states are never pooled: a cell is variant × cache state × concurrency.
+Neither cache states nor prompt lengths are ever pooled: a cell is variant × cache state × level.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from orchestrator.records import (
     CacheState,
     CellVerdict,
     ConstraintVerdict,
+    Level,
     Objective,
     Reproducibility,
     Series,
@@ -43,8 +44,8 @@ class Drop:
     """Level `high` against a lower one, within boots: the paired difference of logs and its p after Holm."""
 
     cache: CacheState
-    low: int
-    high: int
+    low: Level
+    high: Level
     boots: int
     difference: stats.Difference
     p_holm: float
@@ -57,15 +58,15 @@ class Drop:
 
 @dataclass(frozen=True)
 class Collapse:
-    """One level that collapses.
+    """One level that collapses, against fewer streams with prompts of the same length.
 
     By the first rule `worst` has (boot, best lower level, its value, this level's value) for each boot that measured
     it, else it is empty. By the second rule `drop` is the deepest significant drop.
     """
 
     cache: CacheState
-    concurrency: int
-    worst: tuple[tuple[str, int, float, float], ...] = ()
+    level: Level
+    worst: tuple[tuple[str, Level, float, float], ...] = ()
     drop: Drop | None = None
 
 
@@ -91,9 +92,9 @@ class Case:
         return tuple(boot for boot in self.boots if boot.cache in COLD and boot.died_before_trials)
 
     @cached_property
-    def errors(self) -> tuple[tuple[BootResult, tuple[int, ...]], ...]:
+    def errors(self) -> tuple[tuple[BootResult, tuple[Level, ...]], ...]:
         """Boots with an error under load and the levels at which; none where the engine died and no level tells."""
-        found = ((boot, tuple(x.concurrency for x in boot.levels if x.measured and x.failed)) for boot in self.boots)
+        found = ((boot, tuple(x.level for x in boot.levels if x.measured and x.failed)) for boot in self.boots)
         return tuple((boot, levels) for boot, levels in found if levels or boot.died_under_load)
 
     @cached_property
@@ -118,26 +119,26 @@ class Case:
         """Whether any cell has a valid value."""
         return any(cell.logs for cell in self.cells)
 
-    def levels(self, cache: CacheState, metric: str = THROUGHPUT) -> tuple[int, ...]:
+    def levels(self, cache: CacheState, metric: str = THROUGHPUT) -> tuple[Level, ...]:
         """Levels with a valid value in this cache state."""
         tables = [values_of(boot, metric) for boot in self.boots if boot.cache == cache]
         return tuple(sorted({level for table in tables for level in table}))
 
-    def objective(self, cache: CacheState, levels: Sequence[int], goal: Objective) -> float:
+    def objective(self, cache: CacheState, levels: Sequence[Level], goal: Objective) -> float:
         """Log of the weighted geometric mean over levels of the boots' geometric means."""
         means = [stats.mean(logs_of(self.boots, cache, level, goal.metric)) for level in levels]
-        pairs = [(goal.weights.get(level, 1.0), m) for level, m in zip(levels, means, strict=True) if m is not None]
+        pairs = [(goal.weight(level), m) for level, m in zip(levels, means, strict=True) if m is not None]
         return math.fsum(weight * m for weight, m in pairs) / math.fsum(weight for weight, _ in pairs)
 
-    def objective_logs(self, cache: CacheState, levels: Sequence[int], goal: Objective) -> tuple[float, ...]:
+    def objective_logs(self, cache: CacheState, levels: Sequence[Level], goal: Objective) -> tuple[float, ...]:
         """The objective's log of each boot that has every level."""
         return tuple(log for _, log in self.objective_by_block(cache, levels, goal))
 
     def objective_by_block(
-        self, cache: CacheState, levels: Sequence[int], goal: Objective
+        self, cache: CacheState, levels: Sequence[Level], goal: Objective
     ) -> tuple[tuple[int, float], ...]:
         """Block and objective's log of each boot that has every level."""
-        weights = {level: goal.weights.get(level, 1.0) for level in levels}
+        weights = {level: goal.weight(level) for level in levels}
         whole = math.fsum(weights.values())
         tables = ((boot.block, values_of(boot, goal.metric)) for boot in self.boots if boot.cache == cache)
         return tuple(
@@ -156,14 +157,15 @@ def make_case(series: Series, name: str) -> Case:
     cells: list[Cell] = []
     drops: list[Drop] = []
     collapses: list[Collapse] = []
+    there: dict[CacheState, tuple[Level, ...]] = {}
     for cache in _caches(series, boots):
-        levels = _levels(series, boots, cache)
+        levels = there[cache] = _levels(series, boots, cache)
         cells += [_cell(series, boots, cache, level) for level in levels]
         tables = [(boot.boot, values_of(boot)) for boot in boots if boot.cache == cache]
         found = _drops(cache, levels, tables)
         drops += found
         collapses += _collapses(cache, levels, tables, found)
-    held = tuple(limits.check(one, boots, series.refute_alpha) for one in series.constraints)
+    held = tuple(limits.check(one, series, boots, there) for one in series.constraints)
     return Case(name, boots, tuple(cells), tuple(drops), tuple(collapses), held)
 
 
@@ -172,14 +174,14 @@ def _caches(series: Series, boots: Iterable[BootResult]) -> tuple[CacheState, ..
     return tuple(cache for cache in CACHES if cache in there)
 
 
-def _levels(series: Series, boots: Iterable[BootResult], cache: CacheState) -> tuple[int, ...]:
-    mentioned = {level.concurrency for boot in boots if boot.cache == cache for level in boot.levels}
-    planned = series.concurrency if cache in series.caches else ()
+def _levels(series: Series, boots: Iterable[BootResult], cache: CacheState) -> tuple[Level, ...]:
+    mentioned = {level.level for boot in boots if boot.cache == cache for level in boot.levels}
+    planned = series.levels if cache in series.caches else ()
     return tuple(sorted({*planned, *mentioned}))
 
 
-def _cell(series: Series, boots: Sequence[BootResult], cache: CacheState, concurrency: int) -> Cell:
-    by_boot = tuple(values_of(boot).get(concurrency) if boot.cache == cache else None for boot in boots)
+def _cell(series: Series, boots: Sequence[BootResult], cache: CacheState, level: Level) -> Cell:
+    by_boot = tuple(values_of(boot).get(level) if boot.cache == cache else None for boot in boots)
     own = [value for value, boot in zip(by_boot, boots, strict=True) if boot.cache == cache]
     logs = tuple(math.log(value) for value in own if value is not None)
     spread = stats.spread_bounds(logs)
@@ -187,7 +189,9 @@ def _cell(series: Series, boots: Sequence[BootResult], cache: CacheState, concur
     middle = None if answer == "DOES_NOT_REPRODUCE" else stats.mean(logs)
     only = next((value for value in own if value is not None), None)
     verdict = CellVerdict(
-        concurrency=concurrency,
+        level=level,
+        concurrency=level.concurrency,
+        input_tokens=series.length(level),
         cache=cache,
         by_boot=by_boot,
         # One value is its own estimate, to the last bit.
@@ -259,14 +263,22 @@ def _agrees_below_six(series: Series, boots: int, spread: stats.Spread | None) -
     return upper <= series.tolerance and spread.n < stats.MIN_VOUCH
 
 
-Tables = Sequence[tuple[str, Mapping[int, float]]]
+Tables = Sequence[tuple[str, Mapping[Level, float]]]
 
 
-def _drops(cache: CacheState, levels: Sequence[int], tables: Tables) -> list[Drop]:
-    """Every pair of levels that at least three boots measured both of, tested within boots; Holm over the pairs."""
-    tests: list[tuple[int, int, int, stats.Difference]] = []
+def _below(level: Level, levels: Iterable[Level]) -> tuple[Level, ...]:
+    """Fewer streams with prompts of the same length: longer prompts are slower, and that is no collapse."""
+    return tuple(one for one in levels if one.input_tokens == level.input_tokens and one < level)
+
+
+def _drops(cache: CacheState, levels: Sequence[Level], tables: Tables) -> list[Drop]:
+    """Every pair of levels of one length that at least three boots measured both of, tested within boots.
+
+    Holm over all pairs, whatever their length: they are one question, whether the variant collapses anywhere.
+    """
+    tests: list[tuple[Level, Level, int, stats.Difference]] = []
     for high in levels:
-        for low in (level for level in levels if level < high):
+        for low in _below(high, levels):
             pairs = [math.log(t[high]) - math.log(t[low]) for _, t in tables if high in t and low in t]
             difference = stats.paired(pairs)
             if difference is not None and len(pairs) >= COLLAPSE_BOOTS:
@@ -278,7 +290,7 @@ def _drops(cache: CacheState, levels: Sequence[int], tables: Tables) -> list[Dro
     ]
 
 
-def _collapses(cache: CacheState, levels: Sequence[int], tables: Tables, drops: Sequence[Drop]) -> list[Collapse]:
+def _collapses(cache: CacheState, levels: Sequence[Level], tables: Tables, drops: Sequence[Drop]) -> list[Collapse]:
     found: list[Collapse] = []
     for level in levels:
         worst = _worst(level, tables)
@@ -290,13 +302,13 @@ def _collapses(cache: CacheState, levels: Sequence[int], tables: Tables, drops: 
     return found
 
 
-def _worst(level: int, tables: Tables) -> tuple[tuple[str, int, float, float], ...]:
+def _worst(level: Level, tables: Tables) -> tuple[tuple[str, Level, float, float], ...]:
     """For each boot that measured `level` the best lower level, where it is over twice this level's in all of them."""
-    found: list[tuple[str, int, float, float]] = []
+    found: list[tuple[str, Level, float, float]] = []
     for boot, table in tables:
         if level not in table:
             continue
-        lower = {value: low for low, value in sorted(table.items(), reverse=True) if low < level}
+        lower = {table[low]: low for low in sorted(_below(level, table), reverse=True)}
         best = max(lower, default=0.0)
         if best / COLLAPSE_RATIO <= table[level]:
             return ()

@@ -14,10 +14,10 @@ from typing import TypeAlias
 from orchestrator import stats
 from orchestrator.errors import UsageError
 from orchestrator.goals import CLAIM_HELP, Claim, GoalError, parse_claim
-from orchestrator.records import CacheState, Objective, Series, ThreeAnswers
+from orchestrator.records import CacheState, CellVerdict, Level, Objective, Series, ThreeAnswers
 from orchestrator.verdict.case import Case, Cell
 from orchestrator.verdict.derive import Derivation, derive
-from orchestrator.verdict.values import CACHES, printed, throughput
+from orchestrator.verdict.values import CACHES, meant, printed, throughput
 from orchestrator.verdict.wording import FAR, listed, plural, streams, times
 
 Answer: TypeAlias = ThreeAnswers
@@ -55,15 +55,17 @@ def weigh_claim(derived: Derivation, text: str) -> Finding:
     cases = [_case(derived, name) for name in (claim.one, claim.other) if name is not None]
     cache = next((cache for cache in CACHES if all(case.levels(cache) for case in cases)), None)
     common = set.intersection(*(set(case.levels(cache)) for case in cases)) if cache else set()
-    levels = claim.levels or tuple(sorted(common))
+    there = {cell.verdict.level for case in cases for cell in case.cells}
+    named = tuple(derived.series.named(level) for level in claim.levels)
+    levels = meant(named, there) if named else tuple(sorted(common))
     if cache is None or not levels or not set(levels) <= common:
-        missing = f" at {streams(claim.levels)}" if claim.levels else ""
+        missing = f" at {streams(levels)}" if named else ""
         return Finding("UNDECIDED", f"{claim.text}: not measured{missing} by {listed(case.name for case in cases)}")
     sides: tuple[Answer, Answer] = ("FAIL", "UNDECIDED")
     for case, answer in zip(cases, sides, strict=False):
         wide = next((cell for cell in _cells(case, cache, levels) if cell in case.wide), None)
         if wide is not None:
-            at = streams((wide.verdict.concurrency,))
+            at = streams((wide.verdict.level,))
             return Finding(answer, f"{claim.text}: {case.name} does not reproduce at {at}")
     return _weigh(claim, [case.objective_logs(cache, levels, Objective()) for case in cases])
 
@@ -83,8 +85,8 @@ def _case(derived: Derivation, name: str) -> Case:
     return case
 
 
-def _cells(case: Case, cache: CacheState, levels: Sequence[int]) -> list[Cell]:
-    return [cell for cell in case.cells if cell.verdict.cache == cache and cell.verdict.concurrency in levels]
+def _cells(case: Case, cache: CacheState, levels: Sequence[Level]) -> list[Cell]:
+    return [cell for cell in case.cells if cell.verdict.cache == cache and cell.verdict.level in levels]
 
 
 def _weigh(claim: Claim, logs: Sequence[Sequence[float]]) -> Finding:
@@ -170,22 +172,30 @@ def _regression(after: Case, before: Case, margin: float) -> Finding:
     new = [reason for reason in after.reasons if reason not in before.reasons]
     if new:
         return Finding("FAIL", f"{after.name} is rejected where the baseline was not ({', '.join(new)})")
-    there = {(cell.verdict.cache, cell.verdict.concurrency): cell for cell in after.cells}
     cells = [cell for cell in before.cells if cell.logs and cell not in before.wide]
     if not cells:
         return Finding("UNDECIDED", f"{after.name}: the baseline has no value that reproduces")
-    parts = tuple(
-        _cell_regression(cell, there.get((cell.verdict.cache, cell.verdict.concurrency)), margin, len(cells))
-        for cell in cells
-    )
+    parts = tuple(_cell_regression(cell, _again(cell.verdict, after.cells), margin, len(cells)) for cell in cells)
     answer = _worst_of(part.answer for part in parts)
     telling = [part.sentence for part in parts if part.answer == answer]
     said = {"PASS": "no regression", "FAIL": "a regression", "UNDECIDED": "undecided"}[answer]
     return Finding(answer, f"{after.name}: {said} beyond {times(-margin)}: {'; '.join(telling)}", parts)
 
 
+def _again(before: CellVerdict, cells: Iterable[Cell]) -> Cell | None:
+    """The cell that measured the same, also where only one of both experiments has several prompt lengths."""
+    return next((cell for cell in cells if same_load(before, cell.verdict)), None)
+
+
+def same_load(one: CellVerdict, other: CellVerdict) -> bool:
+    """Whether two cells, of two experiments perhaps, are of one cache state and one load."""
+    if one.cache != other.cache or one.concurrency != other.concurrency:
+        return False
+    return one.level == other.level or one.input_tokens == other.input_tokens is not None
+
+
 def _cell_regression(before: Cell, after: Cell | None, margin: float, family: int) -> Finding:
-    cache, at = before.verdict.cache, streams((before.verdict.concurrency,))
+    cache, at = before.verdict.cache, streams((before.verdict.level,))
     where = at if cache == "cold" else f"{at} ({cache} cache)"
     if after is None or not after.logs:
         return Finding("UNDECIDED", f"{where} was not measured again")

@@ -13,9 +13,9 @@ from typing import Literal
 
 from orchestrator import stats
 from orchestrator.goals import LOWER_IS_BETTER
-from orchestrator.records import CacheState, Objective, Series, VariantAnswer
+from orchestrator.records import CacheState, Level, Objective, Series, VariantAnswer
 from orchestrator.verdict.case import Case, make_case
-from orchestrator.verdict.values import CACHES, printed, throughput, values_of
+from orchestrator.verdict.values import CACHES, meant, printed, throughput, values_of
 
 LEAST_BLOCKS = 3  # with fewer, pairing costs more freedom than it can win
 BLOCKS_ALPHA = 0.01  # a test chosen by a look at the data errs more often: so by a third of a point at most
@@ -47,7 +47,7 @@ class Ranking:
     """Who is compared, on what, and with which result. `objectives` are logs of the goal's metric."""
 
     cache: CacheState | None
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
     objectives: Mapping[str, float]
     tied: tuple[str, ...]
     winner: str | None
@@ -94,14 +94,14 @@ def variant_names(series: Series) -> tuple[str, ...]:
 
 
 def _rank(series: Series, cases: Sequence[Case]) -> Ranking:
-    goal = series.objective
+    goal = _goal(series)
     standing = [case for case in cases if not case.reasons]
     cache = next((cache for cache in CACHES if any(case.levels(cache, goal.metric) for case in standing)), None)
     if cache is None:
         return Ranking(None, (), {}, (), None, {}, goal)
     ranked = [case for case in standing if case.levels(cache, goal.metric)]
     common = set.intersection(*(set(case.levels(cache, goal.metric)) for case in ranked))
-    levels = tuple(sorted(common & set(goal.levels) if goal.levels else common))
+    levels = tuple(sorted(common & set(meant(goal.levels, common)) if goal.levels else common))
     if not levels:
         return Ranking(cache, (), {}, (), None, {}, goal)
     objectives = {case.name: case.objective(cache, levels, goal) for case in ranked}
@@ -120,6 +120,14 @@ def _rank(series: Series, cases: Sequence[Case]) -> Ranking:
         ),
         goal,
     )
+
+
+def _goal(series: Series) -> Objective:
+    """The objective, its levels called as they are here."""
+    goal = series.objective
+    weights = {series.named(level): weight for level, weight in goal.weights.items()}
+    levels = tuple(series.named(level) for level in goal.levels)
+    return goal.model_copy(update={"levels": levels, "weights": weights})
 
 
 def changes(series: Series, name: str) -> int | None:
@@ -184,7 +192,7 @@ def _drift(series: Series, cases: Sequence[Case]) -> str | None:
 def _points(case: Case, cache: CacheState, factor: str) -> list[tuple[float, float]]:
     """(factor, residual) of each boot: the mean over levels of its log minus the cell's mean."""
     middles = {
-        cell.verdict.concurrency: stats.mean(cell.logs)
+        cell.verdict.level: stats.mean(cell.logs)
         for cell in case.cells
         if cell.verdict.cache == cache and len(cell.logs) > 1 and cell not in case.wide
     }

@@ -22,11 +22,13 @@ from orchestrator.records import (
     CountedOutcome,
     JournalAnswered,
     Level,
+    LevelResult,
     Objective,
     Quantiles,
     Series,
     StepEnded,
     TrialEnded,
+    level_of,
 )
 from orchestrator.verdict.values import throughput
 
@@ -62,6 +64,7 @@ def series_from_records(
     named = [name for campaign in campaigns for name in campaign.variants]
     seen = [boot.ended.variant for boot in counted if boot.ended is not None]
     ended = [boot.ended for boot in boots.values() if boot.ended is not None]
+    lengths = _lengths(campaigns, counted)
     return Series(
         experiment=last.experiment if last else "",
         box=last.box if last else None,
@@ -72,8 +75,9 @@ def series_from_records(
         variants=tuple(dict.fromkeys(variants if variants is not None else (*named, *seen))),
         changes=dict(last.changes) if last else {},
         concurrency=tuple(sorted({level for campaign in campaigns for level in campaign.concurrency})),
+        input_tokens=lengths,
         caches=_caches(boots.values()),
-        boots=tuple(_result(boot) for boot in counted),
+        boots=tuple(_result(boot, lengths) for boot in counted),
         boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
         boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
         confounded=_differing(campaigns),
@@ -84,6 +88,13 @@ def series_from_records(
         claims=last.claims if last else (),
         **_looks(plan),
     )
+
+
+def _lengths(campaigns: Iterable[CampaignStarted], boots: Iterable[_Boot]) -> tuple[int, ...]:
+    """The prompt lengths that were planned; of a ledger without its beginning those that its trials name."""
+    planned = {length for campaign in campaigns for length in campaign.input_tokens}
+    seen = {trial.input_tokens for boot in boots for trial in boot.trials if trial.input_tokens is not None}
+    return tuple(sorted(planned or seen))
 
 
 def _looks(plan: Plan | None) -> dict[str, Any]:
@@ -170,7 +181,7 @@ def _caches(boots: Iterable[_Boot]) -> tuple[CacheState, ...]:
     return tuple(dict.fromkeys(boot.first.cache for boot in boots)) or ("cold",)
 
 
-def _result(boot: _Boot) -> BootResult:
+def _result(boot: _Boot, lengths: Sequence[int]) -> BootResult:
     ended, answer = boot.ended, boot.answer
     assert ended is not None
     bad = None if answer is None or answer.outcome == "benign" else answer
@@ -189,7 +200,7 @@ def _result(boot: _Boot) -> BootResult:
         died_under_load=ended.died and not before and ended.step in (None, "trials"),
         cause=None if bad is None else bad.cause,
         phase=None if bad is None else bad.phase,
-        levels=_levels(boot.trials),
+        levels=_levels(boot.trials, lengths),
         at=ended.at,
         covariates=boot.covariates,
     )
@@ -201,15 +212,15 @@ def _before_trials(ended: BootEnded, trials: Sequence[TrialEnded]) -> bool:
     return STEPS.index(ended.step) < STEPS.index("trials")
 
 
-def _levels(trials: Iterable[TrialEnded]) -> tuple[Level, ...]:
-    """One level for each concurrency: windows of one boot describe that boot, so their logs are averaged."""
-    by_level: dict[int, list[TrialEnded]] = {}
+def _levels(trials: Iterable[TrialEnded], lengths: Sequence[int]) -> tuple[LevelResult, ...]:
+    """One result for each level: windows of one boot describe that boot, so their logs are averaged."""
+    by_level: dict[Level, list[TrialEnded]] = {}
     for trial in trials:
-        by_level.setdefault(trial.concurrency, []).append(trial)
-    return tuple(_level(concurrency, by_level[concurrency]) for concurrency in sorted(by_level))
+        by_level.setdefault(level_of(trial.concurrency, trial.input_tokens, lengths), []).append(trial)
+    return tuple(_level(level, by_level[level]) for level in sorted(by_level))
 
 
-def _level(concurrency: int, trials: Sequence[TrialEnded]) -> Level:
+def _level(level: Level, trials: Sequence[TrialEnded]) -> LevelResult:
     values = [
         trial.tokens_per_s
         for trial in trials
@@ -219,8 +230,9 @@ def _level(concurrency: int, trials: Sequence[TrialEnded]) -> Level:
     value = values[0] if len(values) == 1 else None
     if len(values) > 1:
         value = throughput(math.fsum(math.log(one) for one in values) / len(values))
-    return Level(
-        concurrency=concurrency,
+    return LevelResult(
+        concurrency=level.concurrency,
+        input_tokens=level.input_tokens,
         value=None if failed else value,
         failed=failed,
         valid=bool(values) or failed,

@@ -7,26 +7,36 @@ import sys
 from collections.abc import Iterable
 
 from orchestrator import stats
-from orchestrator.records import THROUGHPUT, BootResult, CacheState, Level
+from orchestrator.records import THROUGHPUT, BootResult, CacheState, Level, LevelResult
 
 CACHES: tuple[CacheState, ...] = ("cold", "clear", "as-is", "warm")  # which one is ranked, where several are there
 _LARGEST = math.log(sys.float_info.max)
 
 
-def values_of(boot: BootResult, metric: str = THROUGHPUT) -> dict[int, float]:
-    """Concurrency to the valid values of one boot, by default tok/s."""
+def values_of(boot: BootResult, metric: str = THROUGHPUT) -> dict[Level, float]:
+    """Level to the valid value of one boot, by default tok/s."""
     if metric == THROUGHPUT:
-        return {level.concurrency: level.value for level in boot.levels if level.value is not None and is_value(level)}
-    return {x.concurrency: x.metrics[metric] for x in boot.levels if is_value(x) and x.metrics.get(metric, 0.0) > 0}
+        return {x.level: x.value for x in boot.levels if x.value is not None and is_value(x)}
+    return {x.level: x.metrics[metric] for x in boot.levels if is_value(x) and x.metrics.get(metric, 0.0) > 0}
 
 
-def logs_of(boots: Iterable[BootResult], cache: CacheState, concurrency: int, metric: str) -> tuple[float, ...]:
+def meant(named: Iterable[Level], there: Iterable[Level]) -> tuple[Level, ...]:
+    """The levels that a person means who names some: at every prompt length, where no length is named.
+
+    A named level that is not there stands for itself, so that it can be missed.
+    """
+    known = sorted(set(there))
+    found = ((level, [one for one in known if level.covers(one)]) for level in named)
+    return tuple(sorted({one for level, own in found for one in own or [level]}))
+
+
+def logs_of(boots: Iterable[BootResult], cache: CacheState, level: Level, metric: str) -> tuple[float, ...]:
     """Logs of one metric at one level, of the boots in one cache state that have it, in boot order."""
     tables = (values_of(boot, metric) for boot in boots if boot.cache == cache)
-    return tuple(math.log(table[concurrency]) for table in tables if concurrency in table)
+    return tuple(math.log(table[level]) for table in tables if level in table)
 
 
-def is_value(level: Level) -> bool:
+def is_value(level: LevelResult) -> bool:
     """Whether a level holds a measurement: a positive number, valid, of a trial that did not fail."""
     return level.measured and level.valid and not level.failed and level.value is not None and level.value > 0
 

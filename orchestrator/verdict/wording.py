@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator import stats
 from orchestrator.goals import UNITS
-from orchestrator.records import THROUGHPUT, BootResult, CellVerdict
+from orchestrator.records import THROUGHPUT, BootResult, CellVerdict, Level
 from orchestrator.verdict.case import Case, Cell, Collapse, Drop
 from orchestrator.verdict.derive import Derivation, changes
 from orchestrator.verdict.values import exp, exp_interval, logs_of, printed, throughput
@@ -27,9 +27,24 @@ def listed(items: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def streams(levels: Sequence[int]) -> str:
-    """Levels of concurrency: 1 stream, 1 and 8 streams."""
-    return f"{listed(str(level) for level in levels)} stream{'' if tuple(levels) == (1,) else 's'}"
+def streams(levels: Sequence[Level]) -> str:
+    """Levels in words: 1 stream, 1 and 8 streams, 8 streams with prompts of 512 and 8000 tokens."""
+    by_length: dict[int | None, list[int]] = {}
+    for level in levels:
+        by_length.setdefault(level.input_tokens, []).append(level.concurrency)
+    by_streams: dict[tuple[int, ...], list[int | None]] = {}
+    for length, counts in by_length.items():
+        by_streams.setdefault(tuple(counts), []).append(length)
+    return listed(f"{_streams(counts)}{_prompts(lengths)}" for counts, lengths in by_streams.items())
+
+
+def _streams(counts: Sequence[int]) -> str:
+    return f"{listed(map(str, counts))} stream{'' if tuple(counts) == (1,) else 's'}"
+
+
+def _prompts(lengths: Sequence[int | None]) -> str:
+    known = [str(length) for length in lengths if length is not None]
+    return f" with prompts of {listed(known)} tokens" if known else ""
 
 
 def values(by_boot: Iterable[float | None]) -> str:
@@ -106,7 +121,7 @@ def _causes(boots: Iterable[BootResult]) -> str:
 
 
 def _collapse(collapse: Collapse) -> str:
-    at = f"it collapses at {streams((collapse.concurrency,))}{_state(collapse.cache)}"
+    at = f"it collapses at {streams((collapse.level,))}{_state(collapse.cache)}"
     if collapse.worst:
         boot, low, best, value = max(collapse.worst, key=lambda entry: entry[2] / entry[3])
         of = "" if len(collapse.worst) == 1 else f", and more than 2× in each of {len(collapse.worst)} boots"
@@ -127,7 +142,7 @@ def _drop(drop: Drop) -> str:
 
 def _wide(cell: CellVerdict, tolerance: float) -> str:
     return (
-        f"it does not reproduce at {streams((cell.concurrency,))}{_state(cell.cache)}: its boots gave "
+        f"it does not reproduce at {streams((cell.level,))}{_state(cell.cache)}: its boots gave "
         f"{values(cell.by_boot)}, sd of logs {cell.spread:.3g}, at least {cell.spread_lower:.3g} (95 %), "
         f"where {tolerance:g} is tolerated"
     )
@@ -207,7 +222,7 @@ def _objective(derived: Derivation, case: Case) -> str:
     ranking, goal = derived.ranking, derived.ranking.goal
     value = f"{printed(throughput(ranking.objectives[case.name]))} {UNITS[goal.metric]}"
     name = "" if goal.metric == THROUGHPUT else f"{goal.metric} "
-    weighted = "weighted " if any(goal.weights.get(level, 1.0) != 1.0 for level in ranking.levels) else ""
+    weighted = "weighted " if any(goal.weight(level) != 1.0 for level in ranking.levels) else ""
     mean = "" if len(ranking.levels) == 1 else f", {weighted}geometric mean"
     cache = ranking.cache or "cold"
     boots = max(len(logs_of(case.boots, cache, level, goal.metric)) for level in ranking.levels)
@@ -327,7 +342,7 @@ def _count(derived: Derivation, case: Case) -> str:
 
 def _boot(boot: BootResult) -> str:
     told = ", ".join(
-        f"{level.concurrency}: "
+        f"{level.level}: "
         + (
             "not measured"
             if not level.measured
@@ -337,7 +352,7 @@ def _boot(boot: BootResult) -> str:
             if not level.valid or level.value is None
             else printed(level.value)
         )
-        for level in sorted(boot.levels, key=lambda level: level.concurrency)
+        for level in sorted(boot.levels, key=lambda level: level.level)
     )
     end = "" if boot.outcome == "completed" else f" {boot.outcome} ({boot.cause or boot.why or 'cause unknown'})"
     return f"{boot.boot} [{boot.cache}]{end}{': ' + told if told else ''}"
@@ -345,7 +360,7 @@ def _boot(boot: BootResult) -> str:
 
 def _cell(derived: Derivation, cell: Cell) -> list[str]:
     series, verdict, n = derived.series, cell.verdict, len(cell.logs)
-    lines = [f"Cell {streams((verdict.concurrency,))}, {verdict.cache} cache: {verdict.reproducibility}"]
+    lines = [f"Cell {streams((verdict.level,))}, {verdict.cache} cache: {verdict.reproducibility}"]
     if n == 0:
         return [*lines, "  no valid value"]
     lines.append(f"  n = {n}: {values(verdict.by_boot)}")
