@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.journal import Classifier, parse_json_line, read
+from orchestrator.errors import JournalError
+from orchestrator.journal import Classifier, entries, main_answer, parse_json_line, read
 from orchestrator.journal.entries import TOO_LONG, form_of, parse_short_line
 from orchestrator.journal.lines import parse, split
 
@@ -283,3 +284,41 @@ def test_lines_taken_unparsed_change_no_answer_about_any_mix_of_units_and_starts
         whole.feed(parse_json_line(json.dumps(fields), index))
     assert early.all_answers() == whole.all_answers()
     assert (early.seen, early.own_entries, early.alarm) == (whole.seen, whole.own_entries, whole.alarm)
+
+
+def as_array(path):
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return json.dumps(entries, indent=1).encode()
+
+
+def test_one_json_array_is_read_as_its_entries(tmp_path):
+    text = b'{"MESSAGE": "first", "_PID": "7"}\n{"MESSAGE": "second"}\n'
+    lines = list(read(io.BytesIO(text)))
+    (tmp_path / "lines").write_bytes(text)
+    assert list(read(io.BytesIO(as_array(tmp_path / "lines")))) == lines
+    assert [entry.message for entry in lines] == ["first", "second"]
+
+
+def test_what_only_begins_as_an_array_is_a_plain_log():
+    assert [entry.message for entry in read(io.BytesIO(b"[{not json\nat all"))] == ["[{not json", "at all"]
+    assert [entry.message for entry in read(io.BytesIO(b"[2026-11-30 12:00:00] INFO ready\n"))] == [
+        "[2026-11-30 12:00:00] INFO ready"
+    ]
+
+
+def test_an_array_that_is_too_large_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(entries, "MOST_ARRAY_BYTES", 1 << 10)
+    with pytest.raises(JournalError, match="a JSON array of more than 0 MiB") as refused:
+        list(read(io.BytesIO(b"[" + b'{"MESSAGE": "x"},' * 8000 + b"{}]")))
+    assert "jq -c" in str(refused.value)
+
+
+def test_entries_without_anything_of_an_engine_are_told_apart_from_a_healthy_boot(tmp_path):
+    noise, healthy = tmp_path / "noise", tmp_path / "healthy"
+    noise.write_text("hello world\nlorem ipsum\n")
+    healthy.write_text("INFO:     Application startup complete.\n")
+    said, well = main_answer(noise), main_answer(healthy)
+    assert "nothing of an engine was recognised here" in said.text
+    assert (said.value["outcome"], said.value["complete"], said.value["recognised"]) == ("benign", False, False)
+    assert "recognised" not in well.text
+    assert well.value["recognised"] is True

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from orchestrator.errors import JournalError
 from orchestrator.journal.classifier import DEFAULT, Classifier
 from orchestrator.journal.rules import RuleSet
-from orchestrator.records import Answer
+from orchestrator.records import Answer, Timeline
 
 _SHOWN = 160
 _AGAIN = {True: "yes", False: "no, another boot may pass", None: "it depends"}
@@ -38,7 +38,7 @@ def main_answer(
     """Classify a journal or log file; `-` is standard input.
 
     Args:
-        path: `journalctl -o json`, `-o export`, `-o short*`, or a plain log.
+        path: `journalctl -o json` (also as one JSON array), `-o export`, `-o short*`, or a plain log.
         invocation: Answer this InvocationID alone.
         every: Answer every chain of starts, not the last one alone.
         unit: Only this unit's entries.
@@ -81,11 +81,24 @@ def as_dict(answer: Answer) -> dict[str, Any]:
     first = ("outcome", "phase", "cause", "complete", "evidence_may_be_missing", "evidence")
     whole = answer.model_dump(mode="json")
     whole["evidence"] = [{key: item[key] for key in ("entry", "rule", "text")} for item in whole["evidence"]]
-    return {**{key: whole[key] for key in first}, **{key: value for key, value in whole.items() if key not in first}}
+    rest = {key: value for key, value in whole.items() if key not in first}
+    return {**{key: whole[key] for key in first}, **rest, "recognised": recognised(answer)}
+
+
+def recognised(answer: Answer) -> bool:
+    """Whether anything of an engine's start was found: without it, `healthy` says nothing about a boot."""
+    if answer.complete or answer.evidence or answer.outcome != "benign" or answer.phase != "unknown":
+        return True
+    return answer.timeline is not None and answer.timeline != Timeline()
 
 
 def as_text(answer: Answer) -> str:
     """The answer for a person: one line, the entries that prove it, what to do, where the time went."""
+    if not recognised(answer):
+        return (
+            f"{answer.outcome} in phase {answer.phase}: {answer.cause}, but nothing of an engine was recognised here\n"
+            "  these entries say nothing about a boot: are they of the right unit, and of its start?"
+        )
     known = DEFAULT.causes.get(answer.cause)
     meaning = f": {known.definition}" if known is not None else ""
     lines = [f"{answer.outcome} in phase {answer.phase}: {answer.cause}{meaning}"]

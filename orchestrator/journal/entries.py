@@ -1,4 +1,4 @@
-"""Journal and log files → entries: `journalctl -o json`, `-o export`, `-o short*`, or a plain log.
+"""Journal and log files → entries: `journalctl -o json` (or one JSON array), `-o export`, `-o short*`, a plain log.
 
 No line is ever lost: what is not journald's is an entry of a plain log. `index` counts from 0 over the input's
 entries (lines of a plain log). Fields as journald 252 writes them: MESSAGE is a string, a list of bytes (when it holds
@@ -15,12 +15,14 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import orjson
 
+from orchestrator.errors import JournalError
 from orchestrator.records import JournalEntry
 
-Form = Literal["json", "export", "short", "plain"]
+Form = Literal["json", "array", "export", "short", "plain"]
 
 KEPT = frozenset({"_COMM", "_SYSTEMD_CGROUP", "PRIORITY", "JOB_TYPE", "JOB_RESULT", "EXIT_CODE", "EXIT_STATUS"})
 _MOST_PROGRAMS = 1024
+MOST_ARRAY_BYTES = 64 << 20
 DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 # Fields that name another unit or start than the one that an entry comes from.
 _SPEAKS_OF_ANOTHER = frozenset(
@@ -158,6 +160,8 @@ def form_of(head: bytes) -> Form:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"{") and isinstance(_object(start.split(b"\n", 1)[0]), dict):
         return "json"
+    if start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"]"):
+        return "array"
     if start.startswith((b"__CURSOR=", b"__REALTIME_TIMESTAMP=")):
         return "export"
     lines = [line for line in start.decode("utf-8", "replace").splitlines()[:40] if line and not line.startswith("-- ")]
@@ -213,6 +217,8 @@ def read(file: BinaryIO, taker: Taker | None = None) -> Iterator[JournalEntry]:
     source = _lines(file, head)
     if form == "json":
         return _json_entries(source, taker)
+    if form == "array":
+        return _array_entries(head, file)
     if form == "export":
         return _export_entries(source)
     return _text_entries(source, taker, short=form == "short")
@@ -263,6 +269,22 @@ def _json_entries(source: Iterable[bytes], taker: Taker | None) -> Iterator[Jour
             ):
                 continue
         yield from_fields(fields, index)
+
+
+def _array_entries(head: bytes, file: BinaryIO) -> Iterator[JournalEntry]:
+    """One JSON array of entries, as `jq -s` makes it; it must be read whole."""
+    whole = head.removeprefix(b"\xef\xbb\xbf") + file.read(MOST_ARRAY_BYTES)
+    if file.read(1):
+        raise JournalError(
+            f"a JSON array of more than {MOST_ARRAY_BYTES >> 20} MiB", hint="give it a line an entry: jq -c '.[]' FILE"
+        )
+    try:
+        found = orjson.loads(whole)
+    except orjson.JSONDecodeError:
+        # It only began like one.
+        found = whole.decode("utf-8", "replace").splitlines()
+    for index, fields in enumerate(found):
+        yield from_fields(fields, index) if isinstance(fields, dict) else plain_entry(text_of(fields), index)
 
 
 def _text_entries(source: Iterable[bytes], taker: Taker | None, *, short: bool) -> Iterator[JournalEntry]:
