@@ -64,9 +64,15 @@ def test_faults(
         sys.exit(1)
 
 
+@task(help={"args": "further arguments for pytest"})
+def test_vllm(context: Context, args: str = "") -> None:
+    """A real campaign on a real vLLM (CPU build) on the real box: half an hour; see tests/vllm/README.md."""
+    _run(context, f"pytest tests/box/test_vllm_box.py {args}")
+
+
 namespace = Collection()
 for _name, _task in NAMESPACE.tasks.items():
     namespace.add_task(_task, name=_name)
-_own: tuple[Any, ...] = (check, test, test_box, test_faults)
+_own: tuple[Any, ...] = (check, test, test_box, test_faults, test_vllm)
 for _task in _own:
     namespace.add_task(_task)

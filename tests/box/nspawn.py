@@ -97,21 +97,22 @@ class NoBox(Exception):
 # --- the tree --------------------------------------------------------------------------------------------------------
 
 
-def base_tree() -> Path:
-    """The cached Debian, built when it is not there yet (about a minute).
+def base_tree(more: Sequence[str] = ()) -> Path:
+    """The cached Debian, with `more` packages, built when it is not there yet (about a minute).
 
     Raises:
         NoBox: Not root, not Debian, or the tools cannot be had.
     """
     suite = _suite()
     _tools()
-    recipe = repr((suite, platform.machine(), PACKAGES, RECIPE))
+    packages = (*PACKAGES, *more)
+    recipe = repr((suite, platform.machine(), packages, RECIPE))
     tree = _cache() / f"box-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     with _locked(tree.with_suffix(".lock")):
         if not tree.exists():
             building = tree.with_suffix(".building")
             shutil.rmtree(building, ignore_errors=True)
-            _build(building, suite)
+            _build(building, suite, packages)
             building.rename(tree)
     return tree
 
@@ -136,12 +137,12 @@ def _tools() -> None:
             raise NoBox(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
 
 
-def _build(tree: Path, suite: str) -> None:
+def _build(tree: Path, suite: str, packages: Sequence[str]) -> None:
     tree.mkdir(parents=True)
     command = (
         "debootstrap",
         "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
+        f"--include={','.join(packages)}",
         suite,
         str(tree),
         *mirror_of(suite),
@@ -214,7 +215,7 @@ class BoxProcess:
 
 
 class Box:
-    """A running box; a context manager that ends it for sure.
+    """A running box; a context manager that ends it for sure. `binds`: more folders that it sees, read-only.
 
     root         its file tree, seen from here (/run, /tmp and /dev are its own and not seen: use `sh`)
     ssh_config   a config with the aliases `gwen` (the user alex, no root) and `gwen-root`
@@ -229,7 +230,7 @@ class Box:
     python = sys.executable
     """The project's Python, at the same path inside and outside."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, binds: Sequence[Path] = ()) -> None:
         sessions = _cache() / "sessions"
         sessions.mkdir(exist_ok=True)
         sweep(sessions)
@@ -239,6 +240,7 @@ class Box:
         self.root = self._session / "root"
         self.folder = self._session / "ssh"
         self.port = free_port()
+        self._binds = tuple(binds)
         self._process: subprocess.Popen[bytes] | None = None
         self._cgroups = _new_cgroups(self.name)
         (self._session / "cgroups").write_text("\n".join(map(str, self._cgroups)))
@@ -266,7 +268,7 @@ class Box:
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
         ):
             ready.bind(f"{folder}/notify")
-            binds = [f"--bind-ro={path}" for path in _bound()]
+            binds = [f"--bind-ro={path}" for path in _bound(self._binds)]
             join = "".join(f"echo $$ > {path}/cgroup.procs; " for path in self._cgroups)
             nspawn = (
                 "systemd-nspawn",
@@ -452,9 +454,9 @@ class Box:
                 said = ready.recv(4096).decode(errors="replace")
 
 
-def _bound() -> tuple[Path, ...]:
-    """What the box sees of this machine: the checkout, the virtual environment, the Python below it."""
-    wanted = [CHECKOUT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
+def _bound(more: Sequence[Path]) -> tuple[Path, ...]:
+    """What the box sees of this machine: the checkout, the virtual environment, the Python below it, and `more`."""
+    wanted = sorted({CHECKOUT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *more})
     # Debian's own Python is in the box already, from the same release.
     outside = [path for path in wanted if path != Path("/usr")]
     return tuple(path for path in outside if not any(path != other and path.is_relative_to(other) for other in outside))
