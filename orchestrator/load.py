@@ -19,7 +19,7 @@ from orchestrator import client as http
 from orchestrator import sizing
 from orchestrator.asking import Pages, ask, cancellable
 from orchestrator.client import Answer, Cancelled, Endpoint, Target, completion_body
-from orchestrator.prompts import SANITY, OwnPrompts, Scale, Writer
+from orchestrator.prompts import SANITY, OwnPrompts, Scale, Writer, writer_of
 from orchestrator.records import RequestTiming
 from orchestrator.rulers import Window, with_logger
 from orchestrator.trial import Load, LoadLike, Trial, TrialResult, to_record_fields
@@ -110,7 +110,7 @@ def probe(
         known = scale or await _measured(target, endpoint, min(until_s, time.monotonic() + _SIZING_S), cancelled)
         room = known.longest(output_tokens)
         tokens = prompt_tokens if room is None else min(prompt_tokens, room)
-        writer, said = Writer(known), list[str]()
+        writer, said = writer_of(known), list[str]()
         drafts = [_Draft(writer, one, tokens) for one in seeds]
 
         async def write() -> None:

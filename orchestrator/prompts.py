@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 SANITY: tuple[str, ...] = (
@@ -48,6 +48,10 @@ class Scale:
     costs: Mapping[str, int] = field(default_factory=dict)
     drift: float = 1.0
     max_model_len: int | None = None
+
+    def __hash__(self) -> int:
+        """By its numbers: a table of costs is long, and two that differ say other numbers too."""
+        return hash((self.tokens_per_word, self.overhead_tokens, self.drift, self.max_model_len, len(self.costs)))
 
     @property
     def exact(self) -> bool:
@@ -173,6 +177,12 @@ class Writer:
         wanted = max(1, math.ceil(1.25 * tokens / mean) + 4)
         while True:
             yield from chance.sample(self._sentences, min(wanted, len(self._sentences)))
+
+
+@lru_cache(maxsize=4)
+def writer_of(scale: Scale) -> Writer:
+    """The writer for one server: pricing all sentences takes as long as a short trial, and a boot has many."""
+    return Writer(scale)
 
 
 class Prompts:

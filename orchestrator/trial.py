@@ -33,7 +33,7 @@ from orchestrator.client import (
     completion_body,
 )
 from orchestrator.errors import BoxError
-from orchestrator.prompts import OwnPrompts, Prompts, Scale, Writer
+from orchestrator.prompts import OwnPrompts, Prompts, Scale, writer_of
 from orchestrator.records import Deltas, Quantiles, RequestTiming, Rulers
 from orchestrator.rulers import Health, Window
 from orchestrator.scrape import Snapshot
@@ -238,7 +238,7 @@ class Trial:
         self._again = 0 if own is None else own.again
         room = scale.longest(spec.output_tokens)
         self._input_tokens = spec.input_tokens if room is None else min(spec.input_tokens, room)
-        writer = Writer(scale)
+        writer = writer_of(scale)
         self._prompts = [
             Prompts(f"{seed}/c{concurrency}/i{spec.input_tokens}/s{stream}", self._input_tokens, writer)
             for stream in range(concurrency)
