@@ -29,13 +29,14 @@ from orchestrator.box.engines import Engine, Launch
 from orchestrator.box.services import Service, UnitFacts, UnitState
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import COMMAND_S
-from orchestrator.errors import BoxError
+from orchestrator.errors import BoxError, ColdbootError, ProblemsError
 from orchestrator.failpoints import reached
 from orchestrator.hangs import ALIVE_S, LATE
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import DEFAULT, Classifier, RuleSet
 from orchestrator.ledger import write_private
 from orchestrator.matrix import Deadlines, LoadSpec
+from orchestrator.promptfile import PromptFile
 from orchestrator.records import (
     AnyRecord,
     BootEnded,
@@ -124,6 +125,7 @@ class Rig:
     temperature_c: int | None = None
     idle: GpuIdle = field(default_factory=GpuIdle)
     rules: RuleSet = DEFAULT
+    prompts: PromptFile | None = None
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -161,6 +163,7 @@ def cycle(planned: Planned, launch: Launch, rig: Rig) -> Iterator[AnyRecord]:
 
     Raises:
         BoxError: the box was lost, after the boot's end is recorded as disturbed.
+        ProblemsError: the user's own prompts do not fit this engine, after the boot's end is recorded as aborted.
     """
     yield from _Boot(planned, launch, rig).run()
 
@@ -190,6 +193,8 @@ class _Boot:
         self.failed_at: dict[Level, None] = {}
         self.target: load.Target | None = None
         self.scale: load.Scale | None = None
+        own, repeat = rig.prompts, rig.load.repeat_prompts
+        self.own = None if own is None else load.OwnPrompts(own.prompts, str(rig.seed), repeat=repeat)
         self.gpus: facts.GpuState | None = None
 
     # --- the cycle -------------------------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ class _Boot:
         yield BootStarted(**self.key, command=redact_argv(self.launch.argv), env=redact_env(self.launch.env))
         end = _Ending("completed", "every level was tried")
         last: StepName | None = None
-        lost: BoxError | None = None
+        lost: ColdbootError | None = None
         steps: tuple[tuple[StepName, Callable[[], _Work]], ...] = (
             ("clean_slate", self.clean_slate),
             ("cold", self.cold),
@@ -218,12 +223,16 @@ class _Boot:
             except _Ending as ending:
                 end = ending
                 break
+            except ProblemsError as error:
+                # Not the variant's fault and not to be repeated: the campaign ends, when this engine has.
+                end, lost = _Ending("aborted", error.problems[0]), error
+                break
         try:
             yield from self.step("stop", lambda: self.stop(polite=end.outcome == "completed"))
         except _Ending as ending:
             end = end if end.outcome != "completed" else ending
         except BoxError as error:
-            lost = error
+            lost = lost or error
         if end.outcome == "completed" and self.failed_at:
             end = _Ending("completed", f"{end.why}; failed at {', '.join(map(str, self.failed_at))}")
         yield from self.finish(end, last)
@@ -256,6 +265,9 @@ class _Boot:
             ending = self.blamed(told)
             yield record("disturbed" if ending.outcome == "disturbed" else "failed", ending.why, ending.found)
             raise ending from told
+        except ProblemsError as error:
+            yield record("failed", error.problems[0], {"problems": list(error.problems)})
+            raise
         except BoxError as error:
             # A failed command is shown with its arguments, which may hold a key.
             yield record("disturbed", redact_text(str(error)), {})
@@ -575,6 +587,7 @@ class _Boot:
         if not errors:
             self.watch.mark("served")
         found = {"seconds": seconds, "prompts": self.calibrate()}
+        self.refuse_long_prompts()
         return _Done("; ".join(dict.fromkeys(errors)) or None, found)
 
     def calibrate(self) -> dict[str, Any]:
@@ -590,6 +603,33 @@ class _Boot:
             "overhead_tokens": round(scale.overhead_tokens, 1),
             "max_model_len": scale.max_model_len,
         }
+
+    def refuse_long_prompts(self) -> None:
+        """Prompts of the user's file that this engine cannot take are told now, and not by a 400 in a window.
+
+        Raises:
+            ProblemsError: names each with its line.
+        """
+        own, scale, spec = self.rig.prompts, self.scale, self.rig.load
+        if own is None or scale is None or self.target is None:
+            return
+        with self.engine_time():
+            found = load.too_long(
+                self.target,
+                own.prompts,
+                scale,
+                endpoint=spec.endpoint,
+                output_tokens=spec.output_tokens,
+                deadline_s=self.rig.deadlines.first_request_s,
+                cancelled=self.cancelled,
+            )
+        self.check()
+        limit = scale.max_model_len
+        if found and limit is not None:
+            room = limit - spec.output_tokens
+            said = f"too long: at most {room} fit {self.planned.variant}'s {limit} (max_model_len) with their answers"
+            hint = "take them out, or raise max-model-len of every variant, or lower load.output_tokens; then --new"
+            raise ProblemsError([f"{own.where(place)}: {n} tokens, {said}" for place, n in found.items()], hint=hint)
 
     def headroom(self) -> _Work:
         """One prompt that fills a whole prefill batch, then as many at once as the highest concurrency.
@@ -715,6 +755,7 @@ class _Boot:
                 cancelled=self.cancelled,
                 deadline_s=self.rig.deadlines.trial_s,
                 scale=self.scale,
+                prompts=self.own,
             )
         found = load.to_record_fields(result, self.watch.logger_samples())
         reasons = list(found.pop("invalid_reasons"))

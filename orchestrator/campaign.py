@@ -41,7 +41,7 @@ from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import DEFAULT
 from orchestrator.ledger import BOOTS, Ledger, private_folder, read, write_private
-from orchestrator.matrix import load_matrix, select
+from orchestrator.matrix import Matrix, load_matrix, select
 from orchestrator.on_end import Ending
 from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, write_plan
 from orchestrator.progress import Listener, row_of
@@ -62,6 +62,7 @@ from orchestrator.survey import (
     Site,
     announcement,
     check_fingerprint,
+    keep_prompts,
     owes_production,
     own_launch,
     prepare,
@@ -276,6 +277,7 @@ class _Walk:
             temperature_c=matrix.limits.temperature_c,
             idle=self.idle,
             rules=DEFAULT.extended(matrix.rules),
+            prompts=matrix.own_prompts(),
         )
 
 
@@ -343,6 +345,7 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
         if site.has_production:
             drain(site, interrupts, options.drain_s)
         write_private(design.folder / "matrix.yaml", design.matrix.kept.encode())
+        keep_prompts(design.folder, design.matrix)
         write_plan(design.folder / "plan.json", design.plan)
         listener.planned(_rows(design), design.plan.blocks, design.records)
         opening: tuple[AnyRecord, ...] = (*_cut_off(design.records), _started(design, site))
@@ -468,9 +471,15 @@ def _started(design: Design, site: Site) -> CampaignStarted:
         changes=site.changes,
         commands={name: redact_argv(launch.argv) for name, launch in site.launches.items()},
         base_command=redact_argv(site.unit.argv),
-        load=matrix.effective_load().model_dump(mode="json"),
+        load=_load_of(matrix),
         headroom=matrix.headroom,
         objective=matrix.objective,
         constraints=matrix.constraints,
         claims=matrix.claims,
     )
+
+
+def _load_of(matrix: Matrix) -> dict[str, Any]:
+    """The load, and which prompts those are that it names."""
+    told, own = matrix.effective_load().model_dump(mode="json"), matrix.own_prompts()
+    return told if own is None else told | {"prompts_sha256": own.digest, "prompts_in_file": len(own.prompts)}

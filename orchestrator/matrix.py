@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from orchestrator import matrix_check
-from orchestrator.errors import LedgerError, MatrixError, UsageError
+from orchestrator.errors import LedgerError, MatrixError, ProblemsError, UsageError
 from orchestrator.journal.rules import Rule
 from orchestrator.matrix_check import EITHER_LOAD, flag_name, rule_of, suggestion
 from orchestrator.matrix_grid import ReadInclude, named, with_grids, with_includes
@@ -31,6 +31,7 @@ from orchestrator.matrix_keys import (
     ObjectiveKeys,
     duration,
 )
+from orchestrator.promptfile import PromptFile, read_prompts
 from orchestrator.records import CacheState, Frozen, Level, Objective, levels_of
 from orchestrator.yamlfile import Document, Mark, Problem, decode, load_yaml, parse, say_path
 
@@ -74,7 +75,7 @@ _BOX_MAY_CHANGE = frozenset(
     }
     | {"load", "deadlines", "name"}
 )
-_LATER_LOAD = ("window_requests",)
+_LATER_LOAD = ("window_requests", "prompts", "repeat_prompts")
 _DEADLINES_MAY_CHANGE = frozenset({"clean_slate_s", "stop_s", "command_s", "on_end_s"})
 
 
@@ -107,7 +108,8 @@ class Variant(Frozen):
 class Matrix(Frozen):
     """The factors and levels of one experiment.
 
-    `text` is the file as given, `path` its name as given, `included` the files that it names, as (name, text).
+    `text` is the file as given, `path` its name as given, `included` the files that it names, as (name, text),
+    `prompt_files` the user's own prompts by the name that the file gives them (none in a kept copy's).
     `variants` and `cache` are those that this session boots; `all_variants`, `own_box` and `own_cache` what the file
     says (`select` narrows the former). `notes` are lines about what is allowed and yet probably not meant.
     """
@@ -133,6 +135,7 @@ class Matrix(Frozen):
     rules: tuple[Rule, ...] = ()
     text: str = ""
     included: tuple[tuple[str, str], ...] = ()
+    prompt_files: dict[str, PromptFile] = Field(default_factory=dict)
     path: Path = Path("matrix.yaml")
     own_box: str = ""
     own_cache: tuple[CacheState, ...] = ()
@@ -175,6 +178,11 @@ class Matrix(Frozen):
         """The deadlines on a box (default: the chosen one)."""
         own = self.boxes[box or self.box].deadlines
         return self.deadlines if own is None else self.deadlines.model_copy(update=_given(own))
+
+    def own_prompts(self, box: str | None = None) -> PromptFile | None:
+        """The user's own prompts on a box (default: the chosen one); None where they are generated."""
+        named = self.effective_load(box).prompts
+        return None if named is None else self.prompt_files.get(named)
 
     def digest(self, box: str | None = None) -> str:
         """SHA-256 (hexadecimal) over what must not change between sessions of one experiment on one box.
@@ -243,9 +251,34 @@ def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | N
         return named(parse(included[-1][1]), str(place))
 
     document, made = _written_out(parse(text), read)
-    source = _Source(document, made, text, tuple(included), path)
+    own, wrong, lines = _prompt_files(document, path.parent)
+    source = _Source(document, made, text, tuple(included), path, own)
     more = [] if unit_check is None else list(_unit_problems(document, path, box, unit_check))
-    return _read(source, files=True, more=more)
+    return _read(source, files=True, more=[*more, *wrong], lines=lines)
+
+
+def _prompt_files(document: Document, folder: Path) -> tuple[dict[str, PromptFile], list[Problem], list[str]]:
+    """The prompts that each `load:` names; what is wrong with a name, and with the lines of a file."""
+    data = document.data if isinstance(document.data, dict) else {}
+    boxes = data.get("boxes")
+    places: dict[tuple[str, ...], Any] = {("load",): data.get("load")}
+    for name, box in boxes.items() if isinstance(boxes, dict) else ():
+        places["boxes", name, "load"] = box.get("load") if isinstance(box, dict) else None
+    found: dict[str, PromptFile] = {}
+    problems: list[Problem] = []
+    lines: list[str] = []
+    for path, load in places.items():
+        named_file = load.get("prompts") if isinstance(load, dict) else None
+        if not isinstance(named_file, str) or not named_file or "\0" in named_file:
+            continue
+        try:
+            found[named_file] = read_prompts(folder / Path(named_file).expanduser())
+        except ProblemsError as error:
+            alone = len(error.problems) == 1
+            what = error.problems[0] if alone else f"{len(error.problems)} things are wrong with `{named_file}`"
+            problems.append(document.problem((*path, "prompts"), what))
+            lines += () if alone else error.problems
+    return found, problems, lines
 
 
 def _file_text(path: Path) -> str:
@@ -274,7 +307,7 @@ def parse_matrix(text: str, path: Path = Path("matrix.yaml")) -> Matrix:
         MatrixError: it cannot be used.
     """
     document, made = _written_out(parse(text), _given_files(()))
-    return _read(_Source(document, made, text, (), path), files=False)
+    return _read(_Source(document, made, text, (), path, {}), files=False)
 
 
 def select(
@@ -327,8 +360,13 @@ def parse_boots(value: int | str) -> int | Literal["auto"]:
     raise UsageError(f"--boots: `{value}` is not accepted; accepted: {BOOTS}")
 
 
-def differences(old_text: str, new: Matrix, box: str | None = None) -> tuple[str, ...]:
-    """What changed since a kept matrix.yaml among what `digest` covers, in words: `concurrency: [1, 2] → [1, 2, 4]`."""
+def differences(
+    old_text: str, new: Matrix, box: str | None = None, *, old_prompts: str | None = None
+) -> tuple[str, ...]:
+    """What changed since a kept matrix.yaml among what `digest` covers, in words: `concurrency: [1, 2] → [1, 2, 4]`.
+
+    `old_prompts` is the digest of the prompts that were kept beside it.
+    """
     name = box or new.box
     try:
         old = parse_matrix(old_text)
@@ -337,6 +375,8 @@ def differences(old_text: str, new: Matrix, box: str | None = None) -> tuple[str
     if name not in old.boxes:
         return (f"boxes.{name}: not there → there",)
     before, after = _flat(_canonical(old, name)), _flat(_canonical(new, name))
+    if old_prompts is not None and ("load", "prompts") in before:
+        before["load", "prompts"] = _json(old_prompts)
     changed = [path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)]
     return tuple(f"{'.'.join(p)}: {before.get(p, 'not set')} → {after.get(p, 'not set')}" for p in changed)
 
@@ -384,6 +424,7 @@ class _Source:
     text: str
     included: tuple[tuple[str, str], ...]
     path: Path
+    own: Mapping[str, PromptFile]
 
 
 def _written_out(document: Document, read: ReadInclude) -> tuple[Document, frozenset[str]]:
@@ -396,7 +437,7 @@ def _given_files(included: Sequence[tuple[str, str]]) -> ReadInclude:
     return lambda name: named(parse(texts[name]), name) if name in texts else f"`{name}` is not kept with this copy"
 
 
-def _read(source: _Source, *, files: bool, more: Sequence[Problem] = ()) -> Matrix:
+def _read(source: _Source, *, files: bool, more: Sequence[Problem] = (), lines: Sequence[str] = ()) -> Matrix:
     document, path = source.document, source.path
     problems = [*document.problems, *more]
     if isinstance(document.data, dict) and document.data:
@@ -408,7 +449,7 @@ def _read(source: _Source, *, files: bool, more: Sequence[Problem] = ()) -> Matr
         problems.append(document.problem((), what, "`boxes:`, `variants:` and more, see docs/matrix.md"))
     if problems:
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: (problem.file or "", problem.line))
-        raise MatrixError([problem.say(str(path)) for problem in ordered])
+        raise MatrixError([*(problem.say(str(path)) for problem in ordered), *dict.fromkeys(lines)])
     return _build(source)
 
 
@@ -472,6 +513,7 @@ def _build(source: _Source) -> Matrix:
         rules=tuple(rule for keys in file.rules if (rule := rule_of(keys, path.name)[0]) is not None),
         text=source.text,
         included=source.included,
+        prompt_files=dict(source.own),
         path=path,
         notes=tuple(note.say(str(path)) for note in matrix_check.notes(document)),
     )
@@ -525,16 +567,22 @@ def _canonical(matrix: Matrix, box: str) -> dict[str, Any]:
         "cache": sorted(matrix.own_cache or matrix.cache),
         "headroom": matrix.headroom,
         "tolerance": matrix.tolerance,
-        "load": _load_told(matrix.effective_load(box)),
+        "load": _load_told(matrix, box),
         "deadlines": {key: value for key, value in deadlines.items() if key not in _DEADLINES_MAY_CHANGE},
         f"boxes.{box}": engine,
         **_declared(matrix),
     }
 
 
-def _load_told(load: LoadSpec) -> dict[str, Any]:
-    """The load; keys that came later stand there only where they say something: older experiments keep their digest."""
-    told = load.model_dump(mode="json")
+def _load_told(matrix: Matrix, box: str) -> dict[str, Any]:
+    """The load; keys that came later stand there only where they say something: older experiments keep their digest.
+
+    Of the prompts it is what the file says that counts, not its name.
+    """
+    told = matrix.effective_load(box).model_dump(mode="json")
+    own = matrix.own_prompts(box)
+    if own is not None:
+        told["prompts"] = own.digest
     later = {name: told.pop(name) for name in _LATER_LOAD}
     return told | {name: value for name, value in later.items() if value != LoadSpec.model_fields[name].default}
 

@@ -39,7 +39,7 @@ _SWITCHES = frozenset({"on", "off", "yes", "no", "y", "n"})
 _ENV_ACCEPTED = "text or a number (true and false in quotes)"
 _RESERVED = ("unset", "env", "program")
 _OURS = frozenset({"host", "port"})
-EITHER_LOAD = (("window_requests", "window_s"),)
+EITHER_LOAD = (("window_requests", "window_s"), ("prompts", "input_tokens"))
 """Keys of `load:` that rule each other out: both in one place are a mistake; a box's own replaces the other."""
 
 
@@ -505,6 +505,9 @@ def _load(document: Document, boxes: Mapping[str, Any]) -> Iterator[Problem]:
         for name, other in EITHER_LOAD if isinstance(load, dict) else ():
             if load.get(name) is not None and load.get(other) is not None:
                 yield document.problem((*path, name), f"is there beside `{other}`", "one of the two")
+        if isinstance(load, dict) and load.get("repeat_prompts") and not {**top, **load}.get("prompts"):
+            what = "means nothing without prompts of your own"
+            yield document.problem((*path, "repeat_prompts"), what, "leave it out, or `prompts: FILE`")
 
 
 def _seconds(load: Mapping[str, Any], name: str) -> float | None:

@@ -106,11 +106,24 @@ class LoadSpec(Keys):
     stream: bool = key(True, "Whether answers are streamed, as most clients ask for.", _BOOLEAN)  # noqa: FBT003
     input_tokens: Lengths = key(
         512,
-        "About how many tokens a prompt has. Each prompt is unique. A list: each boot measures every concurrency at "
-        "every length, lengths ascending; prompt lengths are never pooled.",
+        "How many tokens a prompt has, the chat template included. Each prompt is unique. A list: each boot measures "
+        "every concurrency at every length, lengths ascending; prompt lengths are never pooled.",
         "a whole number, 1 to 1000000, or a list of these, each once",
     )
     output_tokens: int = key(256, "Exactly how many tokens each answer has.", _TOKENS, ge=1, le=10**6)
+    prompts: str | None = key(
+        None,
+        "Instead of `input_tokens`: a file of your own prompts, relative to matrix.yaml: JSON lines, a JSON array, or "
+        "ShareGPT conversations. None is sent twice to one engine; behind a serial of its own when all were sent.",
+        "a path",
+        min_length=1,
+    )
+    repeat_prompts: bool = key(
+        False,  # noqa: FBT003
+        "Whether prompts of the file are sent again as they are when all were sent. The prefix cache then answers for "
+        "the engine, which is said and invalidates nothing.",
+        _BOOLEAN,
+    )
     window_s: Seconds = key(30.0, "How long the measured window lasts; all streams are busy in it.", _POSITIVE)
     window_requests: int | None = key(
         None,

@@ -229,7 +229,7 @@ sessions. Boots that have ended keep the answer that they got.
 
 `invoke matrix` again goes on with an experiment. It refuses, and names what changed, when these differ from what the
 experiment began with: variants and their flags, `concurrency`, `cache`, `headroom`, `tolerance`,
-`objective`, `constraints`, `claims`, the load, the
+`objective`, `constraints`, `claims`, the load (of `prompts` what the file says, not its name), the
 deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
 `service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
 `seed` (the plan keeps the one that it began with), `box`, `limits`, `on_end`, `rules`, comments, order, and how the box

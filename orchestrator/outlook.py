@@ -87,7 +87,9 @@ def _waits(design: Design, site: Site) -> dict[str, str]:
     levels = ", ".join(map(str, matrix.levels))
     many = load.window_requests
     window = f"{load.window_s:g} s each" if many is None else f"until {many} requests have ended at each"
-    shape = f"about {', '.join(map(str, load.lengths))} tokens in, {load.output_tokens} out"
+    lengths = ", ".join(map(str, load.lengths))
+    given = f"{lengths} tokens in" if load.prompts is None else f"prompts of {load.prompts}"
+    shape = f"{given}, {load.output_tokens} tokens out"
     return {
         "clean_slate": f"no process, GPU memory idle, port {launch.port} free, by {hours(limits.clean_slate_s)}",
         "ready": f"GET {site.engine.health_path} answers 200, by {hours(limits.ready_s)}",

@@ -5,6 +5,7 @@ Nothing here changes anything, on either side. Every problem of the input is fou
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from orchestrator.box.services import Service, UnitFacts, make_service
 from orchestrator.box.transports import Transport
 from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError, UsageError
 from orchestrator.forecast import Forecast, forecast, history_of, newest_history
-from orchestrator.ledger import read
+from orchestrator.ledger import read, write_private
 from orchestrator.matrix import BoxSpec, Matrix, Variant, differences, load_matrix, select
 from orchestrator.plan import (
     PLAN_FILE,
@@ -36,6 +37,7 @@ from orchestrator.records import AnyRecord, CacheState, CampaignEnded, CampaignS
 from orchestrator.redact import redact_argv
 
 DEFAULT_BOOTS = 3
+PROMPTS = "prompts"
 ISOLATED_PORTS = range(18080, 18980)
 
 
@@ -132,7 +134,8 @@ def prepare(options: Options) -> Design:
 
 
 def _refuse_changes(options: Options, matrix: Matrix, folder: Path, plan: Plan) -> None:
-    changed = list(differences((folder / "matrix.yaml").read_text(encoding="utf-8"), matrix))
+    kept = (folder / "matrix.yaml").read_text(encoding="utf-8")
+    changed = list(differences(kept, matrix, old_prompts=_kept_prompts(folder)))
     if options.seed is not None and options.seed != plan.seed:
         changed.append(f"seed: {plan.seed} → {options.seed}")
     if changed:
@@ -140,6 +143,19 @@ def _refuse_changes(options: Options, matrix: Matrix, folder: Path, plan: Plan) 
             f"{folder} began with another matrix: " + "; ".join(changed),
             hint="--new starts afresh beside it; or take the change back to go on",
         )
+
+
+def keep_prompts(folder: Path, matrix: Matrix) -> None:
+    """Keeps the user's own prompts beside the matrix, byte for byte."""
+    own = matrix.own_prompts()
+    if own is not None:
+        write_private(folder / f"{PROMPTS}{own.path.suffix or '.txt'}", own.raw)
+
+
+def _kept_prompts(folder: Path) -> str | None:
+    """Their digest; None where none are kept."""
+    found = [path for path in folder.glob(f"{PROMPTS}.*") if path.suffix != ".partial"]
+    return hashlib.sha256(found[0].read_bytes()).hexdigest() if found else None
 
 
 def compose(box: BoxSpec, argv: Sequence[str], variant: Variant, port: int) -> Launch | tuple[Problem, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shlex
 import signal
@@ -20,10 +21,11 @@ from orchestrator.boot import GpuIdle, Rig, cycle
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
-from orchestrator.errors import CommandFailed
+from orchestrator.errors import CommandFailed, ProblemsError
 from orchestrator.interrupts import Interrupts
 from orchestrator.matrix import BoxSpec, Deadlines, LoadSpec, Variant
 from orchestrator.plan import PlannedBoot
+from orchestrator.promptfile import PromptFile, parse_prompts
 from orchestrator.records import AnyRecord, BootEnded, JournalAnswered, StepEnded, TrialEnded
 from orchestrator.survey import compose, isolated_port
 
@@ -59,6 +61,7 @@ class Bench:
     levels: tuple[int, ...] = (1, 2)
     idle: GpuIdle = field(default_factory=GpuIdle)
     temperature_c: int | None = None
+    prompts: PromptFile | None = None
     seen: list[AnyRecord] = field(default_factory=list)
 
     def launch(self, tokens: int, **flags: Any) -> Launch:
@@ -86,6 +89,7 @@ class Bench:
             cache_root=str(self.folder / "caches" / "here"),
             idle=self.idle,
             temperature_c=self.temperature_c,
+            prompts=self.prompts,
         )
         planned = PlannedBoot(boot=name, variant="v", cache="cold", block=1, position=1)
         for record in cycle(planned, launch, rig):
@@ -181,6 +185,34 @@ def test_the_tokenizer_is_asked_once_a_boot_and_prompts_are_exact_in_every_trial
         for line in (folder / f"requests-c{level}.jsonl").read_bytes().splitlines()
     ]
     assert {row["prompt_tokens"] for row in rows} == {64}
+
+
+def own_prompts(bench, *prompts: str) -> None:
+    raw = "".join(json.dumps(prompt) + "\n" for prompt in prompts).encode()
+    bench.prompts = parse_prompts(raw, Path("mine.jsonl"))
+    bench.load = LOAD.model_copy(update={"prompts": "mine.jsonl"})
+
+
+def test_the_users_own_prompts_are_shared_by_all_levels_of_a_boot_and_hit_no_prefix_cache(bench):
+    own_prompts(bench, *(f"What is {number} plus {number + 1}, and why do you think so?" for number in range(300)))
+    bench.boot(bench.launch(1))
+    assert [(trial.concurrency, trial.valid) for trial in bench.trials] == [(1, True), (2, True)]
+    assert all(trial.deltas.prefix_cache_hits in (None, 0.0) for trial in bench.trials)
+    assert not any("of the file again" in warning for trial in bench.trials for warning in trial.warnings)
+
+
+def test_prompts_of_the_user_that_do_not_fit_end_the_campaign_before_a_trial_and_are_named_by_their_lines(bench):
+    own_prompts(bench, "fits", "a b c " * 200, "so does this", "x" * 2400)
+    with pytest.raises(ProblemsError) as caught:
+        bench.boot(bench.launch(1, **{"max-model-len": 512}))
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
+        "mine.jsonl:2: 630 tokens, too long: at most 504 fit v's 512 (max_model_len) with their answers",
+        "mine.jsonl:4: 630 tokens, too long: at most 504 fit v's 512 (max_model_len) with their answers",
+    ]
+    assert (bench.end.boot_outcome, bench.end.step, bench.end.died) == ("aborted", "first_request", False)
+    assert bench.steps[-2:] == ["first_request", "stop"]
+    assert bench.trials == []
+    assert bench.service.pids() == ()
 
 
 def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_their_own(bench):

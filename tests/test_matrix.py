@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import LedgerError, UsageError
+from orchestrator.errors import LedgerError, MatrixError, UsageError
 from orchestrator.matrix import (
     differences,
     duration,
@@ -408,3 +408,58 @@ def test_an_experiment_that_is_not_there_names_those_that_are(tmp_path):
     _ledger(tmp_path, "gwen", 100)
     with pytest.raises(LedgerError, match=r"no experiment `gwem`, did you mean `gwen`\?; there: gwen"):
         find_experiment(tmp_path, "gwem")
+
+
+OWN = """
+load: {prompts: mine/p.jsonl}
+boxes: {a: {unit: a.service}, b: {unit: b.service, load: {input_tokens: 64}}}
+box: a
+variants: {x: {}}
+"""
+
+
+def own_matrix(folder, text=OWN, prompts='"one"\n"two"\n'):
+    (folder / "mine").mkdir(exist_ok=True)
+    (folder / "mine" / "p.jsonl").write_text(prompts)
+    (folder / "matrix.yaml").write_text(text)
+    return load_matrix(folder / "matrix.yaml")
+
+
+def test_own_prompts_are_found_beside_the_matrix_and_a_box_may_have_generated_ones(tmp_path):
+    matrix = own_matrix(tmp_path)
+    assert matrix.own_prompts().prompts == ("one", "two")
+    assert (matrix.own_prompts("b"), matrix.effective_load("b").input_tokens) == (None, 64)
+
+
+def test_of_own_prompts_what_the_file_says_must_not_change_but_its_name_may(tmp_path):
+    matrix = own_matrix(tmp_path)
+    was = matrix.own_prompts().digest
+    (tmp_path / "q.jsonl").write_bytes((tmp_path / "mine" / "p.jsonl").read_bytes())
+    renamed = own_matrix(tmp_path, OWN.replace("mine/p.jsonl", "q.jsonl"))
+    assert renamed.digest() == matrix.digest()
+    assert differences(matrix.kept, renamed, old_prompts=was) == ()
+    other = own_matrix(tmp_path, prompts='"one"\n"three"\n')
+    assert other.digest() != matrix.digest()
+    now = other.own_prompts().digest
+    assert differences(matrix.kept, other, old_prompts=was) == (f'load.prompts: "{was}" → "{now}"',)
+
+
+def test_bad_lines_of_own_prompts_are_said_with_the_line_of_the_matrix_and_with_all_else_that_is_wrong(tmp_path):
+    with pytest.raises(MatrixError) as caught:
+        own_matrix(tmp_path, OWN + "seed: x\n", prompts='"one"\n\n"two\n')
+    said = [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+    assert [line.partition(";")[0] for line in said] == [
+        "matrix.yaml:2: load.prompts: 2 things are wrong with `mine/p.jsonl`",
+        "matrix.yaml:6: seed: `x` is no number",
+        "mine/p.jsonl:2: the prompt is empty",
+        "mine/p.jsonl:3: Unterminated string starting at at column 1",
+    ]
+
+
+def test_a_file_of_own_prompts_that_is_not_there(tmp_path):
+    with pytest.raises(MatrixError, match=r"matrix.yaml:2: load.prompts: .*absent: cannot be read: No such file"):
+        own_matrix(tmp_path, OWN.replace("mine/p.jsonl", "absent"))
+
+
+def test_a_kept_copy_needs_no_file_of_prompts(tmp_path):
+    assert parse_matrix(own_matrix(tmp_path).kept).load.prompts == "mine/p.jsonl"

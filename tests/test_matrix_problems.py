@@ -210,6 +210,12 @@ TOP = [
         "load: {window_s: 9, window_requests: 20}",
         "load.window_requests: is there beside `window_s`; accepted: one of the two",
     ),
+    (
+        "load: {prompts: p, input_tokens: 20}",
+        "load.prompts: is there beside `input_tokens`; accepted: one of the two",
+    ),
+    ("load: {repeat_prompts: true}", "load.repeat_prompts: means nothing without prompts of your own"),
+    ('load: {prompts: ""}', 'load.prompts: "" (text) is not accepted; accepted: a path'),
     ("load: {window_requests: 0}", "load.window_requests: `0` is not accepted; accepted: a whole number, 1 to 1000000"),
     ("load: [1]", "load: a list is not accepted; accepted: a mapping"),
     ("deadlines: {ready: 9}", "deadlines.ready: unknown key, did you mean `ready_s`?;"),
