@@ -187,7 +187,7 @@ class _Walk:
 
     def refuse_storm(self, end: BootEnded) -> None:
         """Ends a session in which one boot after the other dies."""
-        self.ends.append(end)
+        self.ends = [] if end.boot_outcome == "completed" else [*self.ends, end]
         row = storm(self.ends, self.design.matrix.limits)
         if row is not None:
             raise BoxError(

@@ -120,6 +120,11 @@ def _write_whole(fd: int, line: bytes) -> None:
     os.fsync(fd)
 
 
+def _slim(record: AnyRecord) -> AnyRecord:
+    """What the outline keeps of a record: thousands of commands would be most of a long campaign's memory."""
+    return record.model_copy(update={"command": (), "env": {}}) if isinstance(record, BootStarted) else record
+
+
 class Ledger:
     """The one writer of an experiment's records. Use as a context manager."""
 
@@ -138,7 +143,7 @@ class Ledger:
             raise LedgerError(f"{self.path}: {error.strerror}") from error
         try:
             self._lock()
-            self._outline = [record for record in self._open() if isinstance(record, _OUTLINE)]
+            self._outline = [_slim(record) for record in self._open() if isinstance(record, _OUTLINE)]
         except BaseException:
             os.close(self._fd)
             raise
@@ -165,7 +170,8 @@ class Ledger:
     def outline(self) -> tuple[AnyRecord, ...]:
         """Which campaigns and boots began and ended, in order: all that a plan needs to know what remains.
 
-        Steps and trials are read from the file by who wants them, so a campaign of a day keeps flat memory.
+        Boots are here without their commands and environments. Steps and trials are read from the file by who wants
+        them, so a campaign of a day keeps flat memory.
         """
         return tuple(self._outline)
 
@@ -186,7 +192,7 @@ class Ledger:
                 hint="make room and run the same command again: it goes on where it stopped",
             ) from error
         if isinstance(record, _OUTLINE):
-            self._outline.append(record)
+            self._outline.append(_slim(record))
 
     def boot_folder(self, boot: str) -> Path:
         """The folder of one boot's raw files."""

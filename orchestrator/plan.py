@@ -310,6 +310,8 @@ def _histories(records: Iterable[AnyRecord]) -> dict[tuple[int, str, str], _Hist
 
 
 def _attempt(boot: PlannedBoot, attempt: int) -> PlannedBoot:
+    if attempt == boot.attempt:
+        return boot
     name = boot_name(boot.block, boot.variant, boot.cache, attempt)
     return boot.model_copy(update={"boot": name, "attempt": attempt})
 

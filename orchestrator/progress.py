@@ -72,24 +72,29 @@ def hours(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Pace:
-    """How long boots take, each row by itself: a variant that dies at its first request is done sooner."""
+    """How long boots take, each row by itself: a variant that dies at its first request is done sooner.
+
+    took  of each row the number of boots and their seconds together: a campaign of a day has thousands
+    """
 
     todo: tuple[str, ...] = ()
-    took: dict[str, list[float]] = field(default_factory=dict)
+    took: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def ended(self, end: BootEnded) -> None:
         """A boot ended."""
         if end.seconds is not None:
-            self.took.setdefault(row_of(end.variant, end.cache), []).append(end.seconds)
+            row = row_of(end.variant, end.cache)
+            boots, seconds = self.took.get(row, (0, 0.0))
+            self.took[row] = boots + 1, seconds + end.seconds
 
     @property
     def left_s(self) -> float | None:
         """Seconds that the boots to go will take; None before the first one has ended."""
-        every = [seconds for row in self.took.values() for seconds in row]
-        if not every:
+        if not self.took:
             return None
-        mean = sum(every) / len(every)
-        return sum(sum(own) / len(own) if (own := self.took.get(row)) else mean for row in self.todo)
+        mean = sum(seconds for _, seconds in self.took.values()) / sum(boots for boots, _ in self.took.values())
+        means = {row: seconds / boots for row, (boots, seconds) in self.took.items()}
+        return sum(means.get(row, mean) for row in self.todo)
 
     def say(self) -> str:
         """`9 boots left, about 12 min`."""
