@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.box.transports import connect
-from orchestrator.ledger import read
-from orchestrator.records import BootEnded, CampaignStarted, StepEnded, TrialEnded
+from orchestrator.ledger import parse, read
+from orchestrator.records import BootEnded, CampaignEnded, CampaignStarted, JournalAnswered, StepEnded, TrialEnded
+from orchestrator.report import build_view
 from orchestrator.survey import Options, announcement, prepare, survey
 from orchestrator.verdict import judge, series_from_records
 
@@ -52,13 +53,73 @@ def test_each_boot_that_came_up_had_compiled_and_found_the_same_room_for_its_kv_
     ready = [record for record in RECORDS if isinstance(record, StepEnded) and record.name == "ready"]
     up = [record.facts for record in ready if record.outcome == "ok"]
     assert [facts["cache_proof"] for facts in up] == ["compiled"] * 4
-    assert {facts["timeline"]["kv_tokens"] for facts in up} == {398848}
+    assert {facts["timeline"]["kv_tokens"] for facts in up} == {398832}
 
 
 def test_the_memory_was_back_within_half_a_second_of_every_stop_and_a_boot_cost_us_less_than_half_a_second():
     stops = [record for record in RECORDS if isinstance(record, StepEnded) and record.name == "stop"]
     assert max(record.facts["gpu_drained_s"] for record in stops) < 0.5
     assert max(record.ours_s for record in RECORDS if isinstance(record, BootEnded)) < 0.5
+
+
+def test_where_each_start_went_is_told_from_its_first_second_on():
+    timelines = [record.answer.timeline for record in RECORDS if isinstance(record, JournalAnswered)]
+    assert len(timelines) == 6
+    # The first boot's imports and its look at the model were not yet in the page cache.
+    assert [round(one.imports_s) for one in timelines] == [21, 9, 12, 10, 9, 9]
+    for one in (one for one in timelines if one.ready_s is not None):
+        told = (one.imports_s, one.config_s, one.weights_s, one.compile_s, one.graph_capture_s, one.warmup_s)
+        assert 0.9 < sum(told) / one.ready_s < 1.0
+
+
+def test_each_window_tells_what_the_gpu_did_and_nothing_held_its_clock_down():
+    for trial in TRIALS:
+        (gpu,) = trial.gpu
+        assert gpu.samples == pytest.approx(2 * trial.window_s, abs=1)
+        assert (gpu.sm_clock_min_mhz, gpu.memory_clock_mhz, gpu.throttle) == (1980, 3201, {})
+        assert 398 < gpu.power_mean_w < 456 < gpu.power_limit_w
+        assert 88 < gpu.utilisation_mean_percent <= 100
+    series = series_from_records(RECORDS)
+    section = build_view(RECORDS, series, judge(series)).section("gpus")
+    assert "Nothing held a clock down in any of 8 windows." in section.sentences
+    assert section.tables[0].rows[1][:5] == ("spec-1", "8", "0", "2", "91 %")
+
+
+def test_at_one_stream_half_of_the_bandwidth_wall_is_reached_and_at_eight_less():
+    series = series_from_records(RECORDS)
+    rows = build_view(RECORDS, series, judge(series)).section("wall").tables[0].rows
+    shares = {row[:2]: row[-1] for row in rows}
+    # 4800 GB/s ÷ 12.35 GiB = 362.0 steps a second.
+    assert {row[3] for row in rows} == {"362.0"}
+    assert (shares["spec-3", "1"], shares["spec-1", "1"], shares["spec-3", "8"]) == ("47 %", "53 %", "38 %")
+
+
+def ends(name):
+    return parse((FOLDER / "deaths" / f"{name}.records.jsonl").read_bytes()).records
+
+
+def test_what_is_killed_is_a_crash_and_what_somebody_suspended_is_disturbed_and_booted_again():
+    ended = {one.boot.removesuffix("@as-is"): one for one in ends("h200-ends") if isinstance(one, BootEnded)}
+    assert {name: (one.boot_outcome, one.died) for name, one in ended.items()} == {
+        "b01-stopped": ("disturbed", False),
+        "b01-stopped@as-is.r1": ("completed", False),
+        "b01-engine-killed": ("crashed", True),
+        "b01-main-killed": ("crashed", True),
+    }
+    assert ended["b01-stopped"].why.startswith("somebody suspended its processes: ")
+    assert ended["b01-engine-killed"].why.startswith("engine_dead_no_root in load: ")
+    assert ended["b01-main-killed"].why.startswith("sigkill_unattributed in load: ")
+    stops = [one for one in ends("h200-ends") if isinstance(one, StepEnded) and one.name == "stop"]
+    assert max(one.facts["gpu_drained_s"] for one in stops) < 0.5
+
+
+def test_a_foreign_process_on_the_gpu_is_named_and_ends_the_campaign_after_three_boots_in_a_row():
+    records = ends("h200-foreign")
+    whys = [one.why for one in records if isinstance(one, BootEnded)]
+    assert whys == ["no clean slate: process 1468 holds GPU memory"] * 3
+    assert records[-1].kind == "campaign_ended"
+    assert isinstance(records[-1], CampaignEnded)
+    assert (records[-1].outcome, records[-1].restored) == ("failed", True)
 
 
 def test_who_is_asked_on_a_box_without_a_service_manager_is_not_told_of_a_service_that_is_taken_down(tmp_path):

@@ -1,5 +1,6 @@
 """The GPUs during a window: lines of nvidia-smi in, a summary out; and a real process that is watched and ended."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from orchestrator.box import gpuwatch
 from orchestrator.box.transports import LocalTransport
 from orchestrator.records import GpuUse
+
+DATA = Path(__file__).parent / "data" / "facts"
 
 # --- pure ------------------------------------------------------------------------------------------------------------
 
@@ -106,20 +109,60 @@ def test_a_second_gpu_that_does_nothing_may_be_hot_without_disturbing_anybody():
     assert gpuwatch.disturbances(use(line(0), line(1, utilisation="[N/A]", reasons=hot))) != ()
 
 
+# --- as a real H200 told it ------------------------------------------------------------------------------------------
+
+
+def captured(name):
+    """(arrival, line) of a kept watch."""
+    _, *rows = (DATA / name).read_text().splitlines()
+    return [(float(at), text) for at, _, text in (row.partition(", ") for row in rows)]
+
+
+def told(name):
+    samples = [gpuwatch.parse_line(at, text) for at, text in captured(name)]
+    return [sample for sample in samples if sample is not None]
+
+
+def test_a_serving_engine_is_sampled_twice_a_second_and_was_at_its_power_limit_for_one_sample_of_warming_up():
+    samples = told("h200_load.gpus.csv")
+    gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(samples)]
+    assert len(samples) == len(captured("h200_load.gpus.csv")) == 31
+    assert 0.49 < min(gaps) <= max(gaps) < 0.52
+    assert [sample.throttle for sample in samples].count(("sw_power_cap",)) == 1
+    assert {sample.used_mib for sample in samples} == {73055}
+
+
+def test_a_load_that_needs_more_power_than_the_limit_runs_at_three_quarters_of_the_clock_and_is_no_disturbance():
+    samples = told("h200_power_cap.gpus.csv")
+    (gpu,) = gpuwatch.summarise(samples, 0.0, 1e12)
+    assert (gpu.samples, gpu.sm_clock_min_mhz, gpu.power_limit_w) == (15, 1440, 700)
+    assert gpu.throttle == {"sw_power_cap": 0.9333}
+    assert gpuwatch.disturbances((gpu,)) == ()
+    assert gpuwatch.remarks((gpu,)) == ("GPU 0 was at its power limit of 700 W: sw_power_cap in 93 % of 15 samples",)
+
+
+def test_a_driver_that_does_not_know_a_field_says_so_in_two_lines_that_are_no_samples():
+    assert len(captured("h200_unknown_field.gpus.csv")) - len(told("h200_unknown_field.gpus.csv")) == 2
+    assert all(sample.throttle == ("gpu_idle",) for sample in told("h200_unknown_field.gpus.csv"))
+
+
 # --- a real process --------------------------------------------------------------------------------------------------
 
 LOST = "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error"
 NVIDIA_SMI = """#!/bin/sh
-# Answers as nvidia-smi does: twenty times a second, or with what a driver says that does not know a field.
+# Answers as nvidia-smi did, ten times as fast; or as a driver that does not know a field.
 echo $$ >> {folder}/pids
 case "$*" in
-    *{unknown}*) echo 'Field "{unknown}.active" is not a valid field to query.'; exit 2;;
+    *{unknown}*) echo 'Field "{unknown}.active" is not a valid field to query.'; echo; exit 2;;
 esac
 n=0
 while [ $n -lt {lines} ]; do
-    echo '{line}'
-    n=$((n + 1))
-    sleep 0.05
+    while read -r line; do
+        echo "$line"
+        n=$((n + 1))
+        [ $n -lt {lines} ] || break
+        sleep 0.05
+    done < {folder}/lines
 done
 echo '{lost}'
 exit 15
@@ -132,7 +175,8 @@ def smi(tmp_path, monkeypatch):
 
     def put(*, lines=1000, unknown="nothing"):
         program = tmp_path / "nvidia-smi"
-        program.write_text(NVIDIA_SMI.format(folder=tmp_path, line=line(), lines=lines, unknown=unknown, lost=LOST))
+        program.write_text(NVIDIA_SMI.format(folder=tmp_path, lines=lines, unknown=unknown, lost=LOST))
+        (tmp_path / "lines").write_text("".join(f"{text}\n" for _, text in captured("h200_load.gpus.csv")))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         return lambda: [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -171,10 +215,10 @@ def test_a_new_driver_and_an_old_one_are_watched_and_nothing_is_left_running(her
     assert len(pids()) == asked
     until(lambda: not any(runs(pid) for pid in pids()))
     (gpu,), problem = watch.use(begun, time.monotonic())
-    assert (gpu.samples, gpu.temperature_max_c, problem) == (len(watch.samples()), 47, None)
+    assert (gpu.samples, gpu.memory_used_max_mib, problem) == (len(watch.samples()), 73055, None)
     head, *rows = watch.raw().splitlines()
     assert head.startswith("arrived_at,timestamp,index,utilization.gpu,")
-    assert rows[-1].endswith(line())
+    assert rows[-1].partition(", ")[2] == captured("h200_load.gpus.csv")[gpu.samples - 1][1]
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_a_warning_with_what_nvidia_smi_said(here, smi):

@@ -1,4 +1,4 @@
-"""Eleven boots on a real H200, as Coldboot recorded them: what killed nine of them, and what the log says besides."""
+"""Twelve boots on a real H200, as Coldboot recorded them: what killed ten of them, and what the log says besides."""
 
 import pytest
 from journal_support import cases, entries_of
@@ -49,3 +49,15 @@ def test_what_shows_ready_dies_of_its_first_long_prompt_after_the_short_ones_wer
         death = next(at for at, text in enumerate(said) if "OutOfMemoryError" in text)
         answered = [text for text in said[ready:death] if "/v1/chat/completions" in text and "200 OK" in text]
         assert len(answered) >= 2
+
+
+def test_a_killed_engine_core_leaves_no_cause_in_the_log_and_its_server_ends_in_order_within_a_second():
+    answer = fed("engine-killed").answer()
+    assert answer.evidence[0].text.endswith("engine core exited unexpectedly; starting cleanup")
+    stamps = [int(entry["__REALTIME_TIMESTAMP"]) for entry in CASES["engine-killed"]["entries"]]
+    first = next(
+        at
+        for at, entry in zip(stamps, CASES["engine-killed"]["entries"], strict=True)
+        if "unexpectedly" in str(entry["MESSAGE"])
+    )
+    assert (stamps[-1] - first) / 1e6 < 1.0

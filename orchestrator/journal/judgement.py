@@ -77,10 +77,15 @@ class _Judgement:
     def _roots(self) -> list[Hit]:
         """Own faults that were not taken back, best first."""
         start = self.start
-        named = (*start.faults, *(end for end in start.own_exits if end.rule.cause))
+        named = (*start.faults, *(end for end in start.own_exits if end.rule.cause and not self._cleaned_up(end)))
         roots = [hit for hit in named if not self._recovered(hit)]
         roots += [event.hit for event in start.kernel if event.hit.rule.kind == "fault" and self._is_ours(event)]
         return sorted(roots, key=lambda hit: (hit.rule.rank, hit.seq))
+
+    def _cleaned_up(self, end: Hit) -> bool:
+        """A SIGKILL after the program itself had told of its engine's death: whoever kills then clears away."""
+        killed = end.rule.cause == "sigkill_unattributed"
+        return killed and any(death.serving and death.seq < end.seq for death in self.start.deaths)
 
     def _recovered(self, hit: Hit) -> bool:
         """What came later takes this fault back: a server that became ready, or answered, without dying between."""

@@ -38,6 +38,7 @@ SectionKey = Literal[
     "answers",
     "boot_table",
     "memory",
+    "gpus",
     "order",
     "excluded",
     "provenance",

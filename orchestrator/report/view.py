@@ -21,7 +21,7 @@ from orchestrator.records import (
     VariantVerdict,
     Verdicts,
 )
-from orchestrator.report import answers, commands, evidence, goals, memory, provenance, trials, wall, words
+from orchestrator.report import answers, commands, evidence, goals, gpus, memory, provenance, trials, wall, words
 from orchestrator.report import boots as boot_room
 from orchestrator.report.model import BootView, CellView, NextStep, Point, Section, Table, VariantView, View
 
@@ -57,6 +57,7 @@ def build_view(
         wall.section(variants, boots, started),
         boot_room.boot_section(boots),
         memory.section(boots, started),
+        gpus.section(boots),
         trials.rulers_section(boots, ratios),
         _evidence_section(variants),
         answers.section(boots),
