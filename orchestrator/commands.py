@@ -38,6 +38,7 @@ from orchestrator import (
     twins,
     verdict,
 )
+from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import campaign_end, program
@@ -45,16 +46,15 @@ from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, Ledg
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
 from orchestrator.live import make_listener
-from orchestrator.matrix import duration, find_experiment, load_matrix, parse_boots, select
-from orchestrator.plan import LOOKS, PLAN_FILE, PlanName, read_plan
+from orchestrator.matrix import find_experiment, load_matrix, parse_boots, select
+from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_problems
+from orchestrator.options import told as option_help
+from orchestrator.plan import PLAN_FILE, read_plan
 from orchestrator.progress import Listener, PlainListener
-from orchestrator.records import CACHE_STATES, CacheState, CampaignStarted, Series, Verdicts
+from orchestrator.records import CampaignStarted, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
-
-DEFAULT_OUT = "artifacts"
-DEFAULT_MATRIX = "matrix.yaml"
 
 
 def _say(text: str) -> None:
@@ -98,50 +98,6 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
         return ended
 
     return wrap
-
-
-def _seconds(name: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return duration(text)
-    except ValueError as error:
-        raise UsageError(f"--{name}: {error}", hint="a duration, as 90s, 5min or 1h30m") from error
-
-
-def _number(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdecimal():
-        raise UsageError(f"--{name}: {text!r} is no whole number")
-    return int(text)
-
-
-def _plan_name(text: str | None) -> PlanName | None:
-    if text is not None and text not in LOOKS:
-        raise UsageError(f"--plan: {text!r}; accepted: {', '.join(LOOKS)}")
-    return text  # type: ignore[return-value]
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
-    if text is not None and not names:
-        # An empty variable of a script must not mean everything.
-        raise UsageError(f"--{option}: {text!r} names nothing; accepted: names, separated by commas")
-    return names
-
-
-def _folder(option: str, text: str) -> Path:
-    if not text.strip():
-        raise UsageError(f"--{option}: an empty path; accepted: a folder, such as {DEFAULT_OUT}")
-    return Path(text)
-
-
-def _cache_states(text: str | None) -> tuple[CacheState, ...]:
-    states = _names("cache", text)
-    if any(state not in CACHE_STATES for state in states):
-        raise UsageError(f"--cache: {text!r}; accepted: {', '.join(CACHE_STATES)}")
-    return states  # type: ignore[return-value]
 
 
 def _series(folder: Path) -> Series:
@@ -207,24 +163,24 @@ def _on_end(listener: Listener) -> campaign.AtEnd:
 
 @task(
     auto_shortflags=False,
-    help={
-        "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
-        "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
-        "box": "a box of matrix.yaml",
-        "only": "these variants, separated by commas",
-        "cache": "cold (default), warm or as-is",
-        "budget": "start no boot that would end after this time, as 3h",
-        "seed": "of the order of boots and of the prompts",
-        "out": "where experiments are kept",
-        "experiment": "another name than the file's",
-        "drain": "wait so long for running requests, as 5min",
-        "yes": "the production service may be taken down",
-        "new": "begin afresh beside an experiment that cannot go on",
-        "dry-run": "print boots and commands, change nothing",
-        "matrix": "another file than matrix.yaml",
-        "quiet": "say only warnings and the end",
-        "json-lines": "each record as a JSON line on standard output, and nothing else there",
-    },
+    help=option_help(
+        "boots",
+        "plan",
+        "box",
+        "only",
+        "cache",
+        "seed",
+        "out",
+        "experiment",
+        "drain",
+        "yes",
+        "matrix",
+        budget="start no boot that would end after this time, as 3h",
+        new="begin afresh beside an experiment that cannot go on",
+        dry_run="print boots and commands, change nothing",
+        quiet="say only warnings and the end",
+        json_lines="each record as a JSON line on standard output, and nothing else there",
+    ),
 )
 @command(unexpected=BOX)
 def matrix(
@@ -247,21 +203,22 @@ def matrix(
     json_lines: bool = False,
 ) -> int:
     """Boot every variant cold, N times, and measure: plan, boots, ledger."""
-    options = survey.Options(
-        matrix=Path(matrix),
-        out=_folder("out", out),
-        boots=None if boots is None else parse_boots(boots),
-        plan=_plan_name(plan),
-        box=box,
-        only=_names("only", only),
-        cache=_cache_states(cache),
-        seed=_number("seed", seed),
-        experiment=experiment,
-        budget_s=_seconds("budget", budget),
-        drain_s=_seconds("drain", drain),
-        yes=yes,
-        new=new,
-    )
+    with all_problems() as check:
+        options = survey.Options(
+            matrix=Path(matrix),
+            out=check(option.folder, "out", out),
+            boots=None if boots is None else check(parse_boots, boots),
+            plan=check(option.plan_name, plan),
+            box=box,
+            only=check(option.names, "only", only),
+            cache=check(option.cache_states, cache),
+            seed=check(option.number, "seed", seed),
+            experiment=experiment,
+            budget_s=check(option.seconds, "budget", budget),
+            drain_s=check(option.seconds, "drain", drain),
+            yes=yes,
+            new=new,
+        )
     if dry_run:
         print(outlook.show(options, _judged))
         return OK
@@ -279,12 +236,12 @@ def matrix(
 
 @task(
     auto_shortflags=False,
-    help={
-        "experiment": "its name (default: the newest)",
-        "out": "where experiments are kept",
-        "explain": "print the whole derivation of one variant's verdict",
-        "compare": "two variants side by side, or two experiments, as spec-1,no-spec",
-    },
+    help=option_help(
+        "out",
+        experiment=NEWEST,
+        explain="print the whole derivation of one variant's verdict",
+        compare="two variants side by side, or two experiments, as spec-1,no-spec",
+    ),
 )
 @command(unexpected=USAGE)
 def report_(
@@ -318,12 +275,12 @@ def report_(
 
 @task(
     auto_shortflags=False,
-    help={
-        "experiment": "its name (default: the newest)",
-        "out": "where experiments are kept",
-        "baseline": "the folder of an experiment that was good: no regression against its boots",
-        "claim": "as 'spec-1 >= 1.5x no-spec at 1'",
-    },
+    help=option_help(
+        "out",
+        experiment=NEWEST,
+        baseline="the folder of an experiment that was good: no regression against its boots",
+        claim="as 'spec-1 >= 1.5x no-spec at 1'",
+    ),
 )
 @command(unexpected=USAGE)
 def gate(
@@ -343,10 +300,9 @@ def gate(
 
 @task(
     auto_shortflags=False,
-    help={
-        "series": "hand-recorded boots (YAML, JSON, CSV), or a folder of another tool's results",
-        "json": "verdicts as JSON",
-    },
+    help=option_help(
+        series="hand-recorded boots (YAML, JSON, CSV), or a folder of another tool's results", json="verdicts as JSON"
+    ),
 )
 @command(unexpected=USAGE)
 def judge(_context: Context, series: str | None = None, json: bool = False) -> int:
@@ -363,13 +319,13 @@ def judge(_context: Context, series: str | None = None, json: bool = False) -> i
 
 @task(
     auto_shortflags=False,
-    help={
-        "journal": "journalctl -o json, export or short, or a plain log; - is standard input",
-        "json": "the answer as JSON",
-        "invocation": "answer this start, by its InvocationID",
-        "all": "answer every start, as a list",
-        "matrix": "use the rules of this matrix.yaml, too",
-    },
+    help=option_help(
+        journal="journalctl -o json, export or short, or a plain log; - is standard input",
+        json="the answer as JSON",
+        invocation="answer this start, by its InvocationID",
+        all="answer every start, as a list",
+        matrix="use the rules of this matrix.yaml, too",
+    ),
 )
 @command(unexpected=USAGE)
 def classify(
@@ -394,13 +350,9 @@ def classify(
 
 @task(
     auto_shortflags=False,
-    help={
-        "box": "a box of matrix.yaml",
-        "matrix": "another file than matrix.yaml",
-        "out": "where experiments are kept",
-        "experiment": "another name than the file's",
-        "break-lock": "also when a campaign seems to be alive on the box",
-    },
+    help=option_help(
+        "box", "matrix", "out", "experiment", break_lock="also when a campaign seems to be alive on the box"
+    ),
 )
 @command(unexpected=BOX)
 def restore(
@@ -412,7 +364,7 @@ def restore(
     break_lock: bool = False,
 ) -> int:
     """Production back now: our drop-in away, the service as it was before the campaign."""
-    options = survey.Options(matrix=Path(matrix), out=_folder("out", out), box=box, experiment=experiment)
+    options = survey.Options(matrix=Path(matrix), out=option.folder("out", out), box=box, experiment=experiment)
     with PlainListener() as listener:
         print(campaign.bring_back(options, listener, break_lock=break_lock))
     return OK
@@ -420,13 +372,7 @@ def restore(
 
 @task(
     auto_shortflags=False,
-    help={
-        "box": "a box of matrix.yaml",
-        "matrix": "another file than matrix.yaml",
-        "out": "where experiments are kept",
-        "experiment": "another name than the file's",
-        "json": "findings as JSON",
-    },
+    help=option_help("box", "matrix", "out", "experiment", json="findings as JSON"),
 )
 @command(unexpected=BOX)
 def doctor_(
@@ -438,7 +384,9 @@ def doctor_(
     json: bool = False,
 ) -> int:
     """Every precondition of a campaign on a box, with its number and what mends it; changes nothing."""
-    found = doctor.examine(survey.Options(matrix=Path(matrix), out=_folder("out", out), box=box, experiment=experiment))
+    found = doctor.examine(
+        survey.Options(matrix=Path(matrix), out=option.folder("out", out), box=box, experiment=experiment)
+    )
     if json:
         sys.stdout.buffer.write(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     elif sys.stdout.isatty():
@@ -451,10 +399,7 @@ def doctor_(
 
 @task(
     auto_shortflags=False,
-    help={
-        "box": "a box of matrix.yaml",
-        "matrix": "another file than matrix.yaml",
-    },
+    help=option_help("box", "matrix"),
 )
 @command(unexpected=BOX)
 def box_helper(_context: Context, box: str | None = None, matrix: str = DEFAULT_MATRIX) -> int:
@@ -467,12 +412,12 @@ def box_helper(_context: Context, box: str | None = None, matrix: str = DEFAULT_
 @task(
     auto_shortflags=False,
     positional=["variant"],
-    help={
-        "variant": "which one",
-        "experiment": "its name (default: the newest)",
-        "out": "where experiments are kept",
-        "print": "print the difference and the drop-in; nothing is ever written",
-    },
+    help=option_help(
+        "out",
+        variant="which one",
+        experiment=NEWEST,
+        print="print the difference and the drop-in; nothing is ever written",
+    ),
 )
 @command(unexpected=USAGE)
 def adopt(
@@ -496,19 +441,19 @@ def adopt(
 
 @task(
     auto_shortflags=False,
-    help={
-        "boots": "cold boots of each variant, or auto (default 3, or the file's `boots:`)",
-        "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
-        "box": "a box of matrix.yaml",
-        "only": "these variants, separated by commas",
-        "cache": "cold (default), warm or as-is",
-        "budget": "say what this time buys, as 3h",
-        "seed": "of the order of boots and of the prompts",
-        "out": "where experiments are kept",
-        "experiment": "another name than the file's",
-        "new": "as if beginning afresh",
-        "matrix": "another file than matrix.yaml",
-    },
+    help=option_help(
+        "boots",
+        "plan",
+        "box",
+        "only",
+        "cache",
+        "seed",
+        "out",
+        "experiment",
+        "matrix",
+        budget="say what this time buys, as 3h",
+        new="as if beginning afresh",
+    ),
 )
 @command(unexpected=BOX)
 def plan_(
@@ -526,35 +471,36 @@ def plan_(
     matrix: str = DEFAULT_MATRIX,
 ) -> int:
     """The boots in order, the commands of each step, hours by step, and what a budget buys; changes nothing."""
-    options = survey.Options(
-        matrix=Path(matrix),
-        out=_folder("out", out),
-        boots=None if boots is None else parse_boots(boots),
-        plan=_plan_name(plan),
-        box=box,
-        only=_names("only", only),
-        cache=_cache_states(cache),
-        seed=_number("seed", seed),
-        experiment=experiment,
-        budget_s=_seconds("budget", budget),
-        new=new,
-    )
+    with all_problems() as check:
+        options = survey.Options(
+            matrix=Path(matrix),
+            out=check(option.folder, "out", out),
+            boots=None if boots is None else check(parse_boots, boots),
+            plan=check(option.plan_name, plan),
+            box=box,
+            only=check(option.names, "only", only),
+            cache=check(option.cache_states, cache),
+            seed=check(option.number, "seed", seed),
+            experiment=experiment,
+            budget_s=check(option.seconds, "budget", budget),
+            new=new,
+        )
     print(outlook.show(options, _judged))
     return OK
 
 
 @task(
     auto_shortflags=False,
-    help={
-        "box-host": "read the unit of this box: an alias of the ssh config (default: this machine)",
-        "unit": "the installed unit",
-        "user": "it is a unit of the login's own manager",
-        "unit-file": "read a unit file on this side instead",
-        "ssh-config": "another ssh config file than ~/.ssh/config",
-        "experiment": "its name (default: the unit's)",
-        "matrix": "the file to write",
-        "force": "replace a file that is there",
-    },
+    help=option_help(
+        box_host="read the unit of this box: an alias of the ssh config (default: this machine)",
+        unit="the installed unit",
+        user="it is a unit of the login's own manager",
+        unit_file="read a unit file on this side instead",
+        ssh_config="another ssh config file than ~/.ssh/config",
+        experiment="its name (default: the unit's)",
+        matrix="the file to write",
+        force="replace a file that is there",
+    ),
 )
 @command(unexpected=BOX)
 def init(
@@ -590,12 +536,12 @@ def init(
 
 @task(
     auto_shortflags=False,
-    help={
-        "plan": "adaptive plans, separated by commas (default: nightly,pull-request)",
-        "trials": "campaigns for each cell of the table (default 1000, several minutes)",
-        "seed": "of the boots (default 1)",
-        "write": "a page to write the table into, as docs/error-rates.md",
-    },
+    help=option_help(
+        plan="adaptive plans, separated by commas (default: nightly,pull-request)",
+        trials="campaigns for each cell of the table (default 1000, several minutes)",
+        seed="of the boots (default 1)",
+        write="a page to write the table into, as docs/error-rates.md",
+    ),
 )
 @command(unexpected=USAGE)
 def simulate_(
@@ -606,8 +552,8 @@ def simulate_(
     write: str | None = None,
 ) -> int:
     """Error rates and boots of the plans, by the real planner and verdicts on boots whose truth is known."""
-    chosen = [name for one in _names("plan", plan) if (name := _plan_name(one)) is not None]
-    count, begin = _number("trials", trials), _number("seed", seed)
+    chosen = [name for one in option.names("plan", plan) if (name := option.plan_name(one)) is not None]
+    count, begin = option.number("trials", trials), option.number("seed", seed)
     lines = []
     for line in simulate.table(chosen, simulate.TRIALS if count is None else count, begin or simulate.SEED):
         print(line, flush=True)
@@ -620,17 +566,17 @@ def simulate_(
 
 @task(
     auto_shortflags=False,
-    help={
-        "variant": "which one is doubled (default: the first of the file)",
-        "boots": "boots of each twin (default 3)",
-        "windows": "windows of each level in one boot (default 2)",
-        "box": "a box of matrix.yaml",
-        "out": "where experiments are kept",
-        "drain": "wait so long for running requests, as 5min",
-        "yes": "the production service may be taken down",
-        "new": "begin afresh beside an earlier one",
-        "matrix": "another file than matrix.yaml",
-    },
+    help=option_help(
+        "box",
+        "out",
+        "drain",
+        "yes",
+        "matrix",
+        variant="which one is doubled (default: the first of the file)",
+        boots="boots of each twin (default 3)",
+        windows="windows of each level in one boot (default 2)",
+        new="begin afresh beside an earlier one",
+    ),
 )
 @command(unexpected=BOX)
 def aa(
@@ -648,19 +594,20 @@ def aa(
     """The rig's own noise: one configuration under two names, which nothing should tell apart."""
     whole = load_matrix(Path(matrix), box=box)
     chosen = select(whole, box=box)
-    count = _number("windows", windows) or 1
+    count = option.number("windows", windows) or 1
     text = twins.twin_matrix(chosen, variant or chosen.all_variants[0].name, windows=count)
     with tempfile.TemporaryDirectory(prefix="coldboot-aa-") as folder, make_listener() as listener:
         file = Path(folder) / "twins.yaml"
         file.write_text(text, encoding="utf-8")
-        options = survey.Options(
-            matrix=file,
-            out=_folder("out", out),
-            boots=parse_boots(boots),
-            drain_s=_seconds("drain", drain),
-            yes=yes,
-            new=new,
-        )
+        with all_problems() as check:
+            options = survey.Options(
+                matrix=file,
+                out=check(option.folder, "out", out),
+                boots=check(parse_boots, boots),
+                drain_s=check(option.seconds, "drain", drain),
+                yes=yes,
+                new=new,
+            )
         ended = campaign.run(options, listener, verdict.next_boots)
     found = noise.measure(read(ended.folder), read_plan(ended.folder / PLAN_FILE))
     stamp = "REHEARSAL: the noise of the stand-in engine, not of a GPU.\n" if _series(ended.folder).rehearsal else ""

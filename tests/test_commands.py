@@ -115,6 +115,23 @@ def test_wrong_words_of_the_commands_around_a_campaign_end_with_4_too(task, word
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("task", [commands.matrix, commands.plan_])
+def test_all_that_is_wrong_with_the_words_is_told_at_once(task, tmp_path, capsys):
+    wrong = {"boots": "three", "budget": "soon", "seed": "x", "only": ",", "cache": "lukewarm", "plan": "weekly"}
+    with pytest.raises(SystemExit) as ended:
+        task(Context(), out=str(tmp_path), **wrong)
+    said = capsys.readouterr().err
+    assert ended.value.code == 4
+    assert [name for name in wrong if f"--{name}: " not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_option_of_every_command_says_what_it_is():
+    for name, task in commands.NAMESPACE.tasks.items():
+        for argument in task.get_arguments():
+            assert argument.help, (name, argument.name)
+
+
 def test_the_seeds_tables_give_the_seeds_verdicts():
     done = invoke("judge", "--series", "examples/seed-series.yaml", "--json")
     assert done.returncode == 0, done.stderr

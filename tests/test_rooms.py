@@ -78,6 +78,7 @@ ALLOWED = {
     "advice": SHARED | DESIGN | {"plan"},
     "on_end": SHARED,
     "closing": SHARED | {"report"},
+    "options": SHARED | DESIGN | {"plan"},
     "goals": SHARED,
     "verdict": SHARED | {"goals", "stats", "matrix", "plan"},
     "simulate": SHARED | {"matrix", "plan", "verdict"},
