@@ -27,7 +27,7 @@ SANITY: tuple[str, ...] = (
 OPENING = "Note"
 _SERIAL_BYTES = 8
 _SHORTEST_SERIAL = 4
-_POOL = 1024
+_POOL = 1024  # a power of two: every odd step comes by all of them
 _LINEAR_ERROR = 0.02  # of a prompt's length, where only the mean cost of a word is known
 
 
@@ -125,10 +125,14 @@ def vocabulary() -> tuple[str, ...]:
     return tuple(sorted({word for sentence in _pool() for word in sentence} | {OPENING}))
 
 
+def _digest(seed: str) -> bytes:
+    return hashlib.blake2b(seed.encode(), digest_size=2 * _SERIAL_BYTES).digest()
+
+
 def serial(seed: str) -> list[str]:
     """A number of its own for each seed, in words."""
     words = _serial_words()
-    number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=_SERIAL_BYTES).digest())
+    number = int.from_bytes(_digest(seed)[:_SERIAL_BYTES])
     found = []
     for _ in range(math.ceil(8 * _SERIAL_BYTES / math.log2(len(words)))):
         number, place = divmod(number, len(words))
@@ -137,46 +141,51 @@ def serial(seed: str) -> list[str]:
 
 
 class Writer:
-    """Writes prompts of a length in tokens for one server."""
+    """Writes prompts of a length in tokens for one server.
+
+    It runs between the chunks of other streams: a prompt of 8000 tokens is some 600 sentences put together as they are.
+    """
 
     def __init__(self, scale: Scale = Scale()) -> None:
         self._scale = scale
-        self._sentences = [(words, sum(map(scale.cost, words))) for words in _pool()]
-        least = min(map(scale.cost, vocabulary()))
-        self._fillers = [word for word in _serial_words() if scale.cost(word) == least]
-        self._least = least
+        self._sentences = [(" ".join(words), sum(map(scale.cost, words))) for words in _pool()]
+        self._least = min(map(scale.cost, vocabulary()))
+        self._fillers = [word for word in _serial_words() if scale.cost(word) == self._least]
 
     def write(self, seed: str, tokens: float) -> str:
         """Text of `tokens`, the same for the same seed and scale; a few words at least, however few are asked for."""
-        scale = self._scale
-        left = (tokens - scale.overhead_tokens) / scale.drift
-        words: list[str] = [OPENING]
-        left -= scale.cost(OPENING)
+        cost = self._scale.cost
+        left = (tokens - self._scale.overhead_tokens) / self._scale.drift - cost(OPENING)
+        parts = [OPENING]
         for number, word in enumerate(serial(seed)):
-            if number >= _SHORTEST_SERIAL and scale.cost(word) > left:
+            if number >= _SHORTEST_SERIAL and cost(word) > left:
                 break
-            words.append(word)
-            left -= scale.cost(word)
-        chance = random.Random(seed)  # noqa: S311  # reproducible on purpose, no secret
-        for sentence, cost in self._endless(chance, left):
-            if cost > left:
+            parts.append(word)
+            left -= cost(word)
+        chance = int.from_bytes(_digest(seed)[_SERIAL_BYTES:])
+        for sentence, whole in self._endless(chance):
+            if whole > left:
                 break
-            words += sentence
-            left -= cost
-        for word in sentence:
-            if scale.cost(word) > left:
+            parts.append(sentence)
+            left -= whole
+        for word in sentence.split():
+            if cost(word) > left:
                 break
-            words.append(word)
-            left -= scale.cost(word)
-        words += chance.choices(self._fillers, k=max(0, math.floor(left / self._least + 0.5)))
-        return " ".join(words)
+            parts.append(word)
+            left -= cost(word)
+        missing = max(0, math.floor(left / self._least + 0.5))
+        parts += [self._fillers[(chance + place) % len(self._fillers)] for place in range(missing)]
+        return " ".join(parts)
 
-    def _endless(self, chance: random.Random, tokens: float) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Sentences in a random order, none twice before all were there."""
-        mean = sum(cost for _, cost in self._sentences) / len(self._sentences)
-        wanted = max(1, math.ceil(1.25 * tokens / mean) + 4)
+    def _endless(self, chance: int) -> Iterator[tuple[str, float]]:
+        """Sentences with their costs, from anywhere on in steps of an odd width: none twice before all were there."""
+        many = len(self._sentences)
+        place, step = chance % many, 2 * (chance // many % many) + 1
         while True:
-            yield from chance.sample(self._sentences, min(wanted, len(self._sentences)))
+            for _ in range(many):
+                yield self._sentences[place]
+                place = (place + step) % many
+            place, step = place + 1, step + 2
 
 
 @lru_cache(maxsize=4)

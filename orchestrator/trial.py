@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter
@@ -257,6 +258,8 @@ class Trial:
         self._other_length = 0
         self._finished = [0] * concurrency
         self._running: dict[int, Answer] = {}
+        self._unwritten: dict[int, int] = {}  # stream → number of the message that it needs next
+        self._coming: dict[int, tuple[bytes, int]] = {}
         self._turnarounds: list[tuple[float, float]] = []
         self._failures_in_row = 0
         self._failed_at: float | None = None
@@ -301,9 +304,10 @@ class Trial:
         try:
             self._fits()
             await self._idle()
-            # Opened before any request; one that is refused here is counted when its stream sends.
+            # Opened, and the first messages written, before any request; a refusal is counted when its stream sends.
+            first = [self._message(stream, 0) for stream in range(self._concurrency)]
             await asyncio.gather(*(connection.try_open() for connection in connections))
-            self._streams = [asyncio.ensure_future(self._stream(i, c)) for i, c in enumerate(connections)]
+            self._streams = [asyncio.ensure_future(self._stream(i, c, first[i])) for i, c in enumerate(connections)]
             await self._warm_up()
             await self._window()
             await self._drain()
@@ -338,30 +342,49 @@ class Trial:
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    async def _stream(self, stream: int, connection: Connection) -> None:
+    async def _stream(self, stream: int, connection: Connection, message: tuple[bytes, int]) -> None:
         """One stream: a request, and the next at once when it ends; after an error a pause that grows."""
-        loop = asyncio.get_running_loop()
-        number, pause_s, ended_s = 0, _BACKOFF_S[0], None
-        coming = [self._message(stream, 0)]
-        while not self._draining.is_set():
-            message, asked = coming.pop()
+        pause_s, ended_s = _BACKOFF_S[0], None
+        for number in itertools.count(1):
+            body, asked = message
             answer = self._running[stream] = Answer(stream=self._spec.stream)
-            number += 1
-            # The next message is written while this request runs, so that nothing stands between two requests.
-            loop.call_soon(self._write, coming, stream, number)
+            self._write_later(stream, number)
             try:
-                await connection.request(message, answer, deadline_s=self._spec.request_timeout_s)
+                await connection.request(body, answer, deadline_s=self._spec.request_timeout_s)
             finally:
                 self._note(stream, answer, asked, ended_s, full=asked == self._spec.output_tokens)
             ended_s = answer.ended_at if answer.ok else None
+            if self._draining.is_set():
+                return
+            message = self._written(stream)
             if answer.ok:
                 pause_s = _BACKOFF_S[0]
                 continue
-            await _happens(self._draining, pause_s)
+            if await _happens(self._draining, pause_s):
+                return
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
-    def _write(self, coming: list[tuple[bytes, int]], stream: int, number: int) -> None:
-        coming.append(self._message(stream, number))
+    def _write_later(self, stream: int, number: int) -> None:
+        """The next message is written while this request runs, so that nothing stands between two requests.
+
+        One at a time, with a look at the sockets in between: where all streams send at once, as they do when a server
+        answers them in step, what comes in would else be stamped late by the time that all their prompts take.
+        """
+        self._unwritten[stream] = number
+        if len(self._unwritten) == 1:
+            asyncio.get_running_loop().call_soon(self._write_one)
+
+    def _write_one(self) -> None:
+        stream = next(iter(self._unwritten), None)
+        if stream is not None:
+            self._coming[stream] = self._message(stream, self._unwritten.pop(stream))
+        if self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write_one)
+
+    def _written(self, stream: int) -> tuple[bytes, int]:
+        """The stream's next message; written now, if its turn has not come yet."""
+        number = self._unwritten.pop(stream, None)
+        return self._coming.pop(stream) if number is None else self._message(stream, number)
 
     def _message(self, stream: int, number: int) -> tuple[bytes, int]:
         """The stream's request of that number, and how many tokens it asks for."""
@@ -549,6 +572,7 @@ class Trial:
     async def _drain(self) -> None:
         """No new requests; those that run end by themselves, but a failed trial does not wait for them for long."""
         self._draining.set()
+        self._unwritten.clear()
         if not self._streams:
             return
         limit_s = None if self._failed_at is None else _FAILED_DRAIN_S

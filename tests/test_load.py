@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 import socket
@@ -11,9 +12,11 @@ import time
 import pytest
 from stub_engine import Answering, Engine, serve
 
+from orchestrator import client as http
 from orchestrator import load, rulers
 from orchestrator.load import Load, Scale, Target
 from orchestrator.records import TrialEnded
+from orchestrator.trial import Trial
 
 # 12 tokens: 10 ms to the first, 5 ms a chunk: a request of one token a chunk lasts 10 + 11 · 5 = 65 ms.
 SHORT = Load(input_tokens=32, output_tokens=12, window_s=0.2, warmup_s=0.0, max_warmup_s=5.0, request_timeout_s=3.0)
@@ -139,6 +142,35 @@ def test_latencies_are_the_servers():
     assert 17 <= result.itl_ms.p50 < 40
     assert 50 + 11 * 20 <= result.e2e_ms.p50 < 400
     assert result.ttft_ms.n >= 2
+
+
+def test_messages_are_written_one_at_a_time_with_a_look_at_the_sockets_between_them():
+    order: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        one = Trial(Target("http://127.0.0.1:9", "m"), SHORT, 4, seed="s", scale=Scale())
+        message = one._message
+        one._message = lambda stream, number: order.append(f"{stream}.{number}") or message(stream, number)
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0)
+        loop.add_reader(ours, lambda: order.append(ours.recv(1).decode()))
+        for stream in range(4):  # all streams send at once, and a chunk comes in
+            one._write_later(stream, 1)
+        theirs.send(b"!")
+        taken = one._written(3)  # this stream's answer is over before its turn came
+        for _ in range(100):
+            await asyncio.sleep(0)
+        loop.remove_reader(ours)
+        ours.close()
+        theirs.close()
+        assert taken[1] == SHORT.output_tokens
+        assert sorted(one._coming) == [0, 1, 2]
+
+    http.run(main())
+    assert order[0] == "3.1"
+    assert sorted(order) == ["!", "0.1", "1.1", "2.1", "3.1"]
+    assert order.index("!") <= 2  # not after all of them
 
 
 def test_first_requests_are_staggered_and_all_later_ones_have_the_full_length():

@@ -22,7 +22,7 @@ def test_a_thousand_prompts_share_no_beginning():
 
 
 def test_the_text_of_a_seed_is_the_same_on_every_machine():
-    assert ABOUT.write("a", 15) == "Note so explained ago has said stopped we around They agreed that"
+    assert ABOUT.write("a", 15) == "Note every simple ask everything quiet ask names an In a bright"
 
 
 def test_a_serial_is_64_bits_in_words():
