@@ -105,6 +105,16 @@ def test_an_empty_or_missing_heartbeat_is_no_death(stage):
     assert stage.calls() == []
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_heartbeat_that_is_no_number_is_no_code_for_roots_shell(stage, tmp_path, shell):
+    mark = tmp_path / "ran"
+    Path(stage.dead.script).write_text(stage.dead.script_text(active=True, dead_man_s=1))
+    for text in (f"x[$(touch {mark})]", f"$(touch {mark})", f"`touch {mark}`", "1;touch", "-9999999", "0x1", "a b"):
+        Path(stage.dead.heart).write_text(f"{text}\n")
+        ended = subprocess.run((shell, stage.dead.script), check=False, timeout=20, capture_output=True).returncode
+        assert (ended, mark.exists()) == (0, False), text
+
+
 def test_a_unit_of_a_users_manager_is_spoken_to_there(tmp_path):
     stage = Stage(tmp_path, user=True)
     stage.run(age_s=61)

@@ -30,7 +30,9 @@ ctl() { systemctl__SCOPE__ "$@"; }
 read -r now _ </proc/uptime
 read -r beat _ 2>/dev/null <__HEART__ || exit 0
 now=${now%%.*} beat=${beat%%.*}
-[ "$((now - ${beat:-$now}))" -ge __LIMIT__ ] || exit 0
+# The login writes it, and a shell that is bash would run what stands in an index: digits, or it is no sign at all.
+case $beat in '' | *[!0-9]*) exit 0 ;; esac
+[ "$((now - beat))" -ge __LIMIT__ ] || exit 0
 echo "coldboot: no sign of life of the campaign for $((now - beat)) s: restoring $unit"
 if [ -e __DROP_IN__ ]; then
   ctl kill -s KILL -- "$unit" 2>/dev/null
