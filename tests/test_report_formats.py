@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -20,7 +21,7 @@ from orchestrator.records import BootResult, LevelResult, Series, VariantVerdict
 from orchestrator.report import canvas, figures, markdown, text
 from orchestrator.report import csv as cells
 
-TEXTS = ("verdicts.json", "report.md", "report.html", "junit.xml", "cells.csv")
+TEXTS = ("verdicts.json", "report.md", "report.html", "junit.xml", "cells.csv", "boots.csv")
 PICTURES = ("boots", "throughput", "latency", "rulers", "timeline", "order")
 
 
@@ -146,6 +147,36 @@ def test_the_columns_of_the_csv_stay():
         "itl_p99_ms e2e_p50_ms requests_sent requests_ok boot_outcome cache_proof cell_reproducibility cell_estimate "
         "cell_low cell_high cell_spread input_tokens"
     )
+
+
+def test_the_boots_table_has_every_boot_and_says_which_count(texts):
+    rows = {row["boot"]: row for row in csv.DictReader(io.StringIO(texts["boots.csv"]))}
+    assert tuple(next(iter(rows.values()))) == tuple(cells.BOOT_COLUMNS)
+    assert len(rows) == 16  # 15 that count, and the disturbed one
+    assert (rows["b02-no-spec"]["counts"], rows["b02-no-spec"]["outcome"]) == ("false", "disturbed")
+    assert (rows["b02-no-spec.r1"]["counts"], rows["b02-no-spec.r1"]["block"]) == ("true", "2")
+    died = rows["b01-spec-3"]
+    assert (died["journal_phase"], died["journal_cause"]) == ("first_request", "triton_oom")
+    assert (died["kv_tokens"], died["weights_gib"], died["free_before_gib"]) == ("105472", "9.3", "")
+
+
+def test_each_column_of_both_tables_holds_one_type(texts):
+    texty = {"experiment", "box", "stamp", "variant", "verdict", "cache", "boot", "status", "why", "boot_outcome"}
+    texty |= {"cache_proof", "cell_reproducibility", "outcome", "ended_at", "journal_outcome", "journal_phase"}
+    texty |= {"journal_cause"}
+    for name in ("cells.csv", "boots.csv"):
+        for row in csv.DictReader(io.StringIO(texts[name])):
+            for column, value in row.items():
+                if column == "counts":
+                    assert value in ("true", "false")
+                elif value and column not in texty:
+                    float(value)
+
+
+def test_every_column_stands_in_the_reference():
+    page = (Path(__file__).parent.parent / "docs" / "reference.md").read_text("utf-8")
+    for columns in (cells.COLUMNS, cells.BOOT_COLUMNS):
+        assert "".join(f"| `{column}` | {said} |\n" for column, said in columns.items()) in page
 
 
 def test_junit_fails_the_rejected_and_passes_the_slower(texts):

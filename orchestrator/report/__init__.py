@@ -26,6 +26,7 @@ FORMATS: Mapping[str, Callable[[View], str]] = {
     "report.html": html.render,
     "junit.xml": junit.render,
     "cells.csv": csv.render,
+    "boots.csv": csv.render_boots,
 }
 
 

@@ -1,4 +1,6 @@
-"""cells.csv: one row a cell and boot, for a notebook. `COLUMNS` names and explains every column; they stay.
+"""cells.csv and boots.csv for a notebook: one row a cell and boot, one row a boot.
+
+`COLUMNS` and `BOOT_COLUMNS` name and explain every column; they stay, each has one type, and its unit in its name.
 
 Empty means that the value does not exist. Text that a spreadsheet would take for a formula gets a leading apostrophe.
 """
@@ -10,7 +12,7 @@ import io
 from collections.abc import Iterator, Mapping
 
 from orchestrator.records import TrialEnded
-from orchestrator.report import trials, words
+from orchestrator.report import memory, trials, words
 from orchestrator.report.model import BootView, CellView, Point, VariantView, View
 
 COLUMNS: Mapping[str, str] = {
@@ -49,6 +51,89 @@ COLUMNS: Mapping[str, str] = {
     "cell_spread": "sd of logs between the cell's boots",
     "input_tokens": "about how many tokens each prompt has, empty where nobody knows",
 }
+
+
+BOOT_COLUMNS: Mapping[str, str] = {
+    "experiment": "name of the experiment",
+    "box": "name of the box",
+    "stamp": "REHEARSAL, or measured",
+    "boot": "name of the boot; .r1 is a repeat",
+    "variant": "name of the variant",
+    "cache": "cache state that it started from",
+    "block": "block of the plan",
+    "position": "place in the plan, from 1",
+    "counts": "true where the boot is in the verdicts; false for a disturbed or aborted one",
+    "outcome": "completed, crashed, not_ready, disturbed or aborted",
+    "ended_at": "step at which it ended, where that was not the last",
+    "why": "how it ended, in words",
+    "journal_outcome": "startup_failure, fatal or benign",
+    "journal_phase": "phase of the cause",
+    "journal_cause": "the cause, as in causes.md",
+    "cache_proof": "what the engine's log says about its compile cache",
+    "seconds": "the whole boot",
+    "ours_s": "the part in which neither the engine worked nor a load ran",
+    "ready_s": "from the start to ready",
+    "compile_s": "compiling or loading, by the engine's own line",
+    "graph_capture_s": "graph capture, by the engine's own line",
+    "weights_gib": "weights on a card, by the engine's own line",
+    "kv_gib": "KV cache on a card, by the engine's own line",
+    "kv_tokens": "tokens that the KV cache holds",
+    "graphs_gib": "graphs on a card, by the engine's own line",
+    "free_before_gib": "free on the card that had least, before the start",
+    "least_free_gib": "free on the fullest card at the fullest moment of the trials",
+}
+
+
+def render_boots(view: View) -> str:
+    """boots.csv: a header, then every boot in run order, those that do not count too."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, BOOT_COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    cards = {one.boot.name: one for one in memory.of(view.boots)}
+    for boot in view.boots:
+        row = dict(_boot_row(view, boot, cards.get(boot.name)))
+        writer.writerow({name: _field(value) for name, value in row.items()})
+    return buffer.getvalue()
+
+
+def _boot_row(view: View, boot: BootView, card: memory.Memory | None) -> Iterator[tuple[str, object]]:
+    record = boot.started or boot.ended or boot.result
+    yield from {
+        "experiment": view.verdicts.experiment,
+        "box": view.verdicts.box,
+        "stamp": words.REHEARSAL if view.rehearsal else "measured",
+        "boot": boot.name,
+        "variant": boot.variant,
+        "cache": boot.cache,
+        "block": record.block if record is not None else None,
+        "position": boot.position,
+        "counts": "true" if boot.counted else "false",
+        "outcome": boot.outcome,
+        "why": boot.why,
+        "ready_s": next((step.seconds for step in boot.steps if step.name == "ready" and step.outcome == "ok"), None),
+    }.items()
+    if boot.ended is not None:
+        yield "ended_at", boot.ended.step
+        yield "cache_proof", boot.ended.cache_proof
+        yield "seconds", boot.ended.seconds
+        yield "ours_s", boot.ended.ours_s
+    if boot.answer is not None:
+        yield "journal_outcome", boot.answer.outcome
+        yield "journal_phase", boot.answer.phase
+        yield "journal_cause", boot.answer.cause
+    line = boot.answer.timeline if boot.answer is not None else None
+    if line is not None:
+        yield from {
+            "compile_s": line.compile_s,
+            "graph_capture_s": line.graph_capture_s,
+            "weights_gib": line.weights_gib,
+            "kv_gib": line.kv_gib,
+            "kv_tokens": line.kv_tokens,
+            "graphs_gib": line.graph_capture_gib,
+        }.items()
+    if card is not None:
+        yield "free_before_gib", card.free
+        yield "least_free_gib", card.least_free
 
 
 def render(view: View) -> str:
