@@ -123,10 +123,10 @@ def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str,
     found = dict(site.service.step_actions(launch))
     if any(state != "as-is" for state in design.plan.cache):
         place = caches.cache_place(site.unit, design.box.cache_root)
-        user = None if site.unit.user == site.transport.user else site.unit.user
-        own = Action(f"cache folders of the boot's own below {place}, empty", caches.AS_USER, as_user=user)
-        found["cold"] = (own,)
-        found["stop"] = (*found.get("stop", ()), Action("its cache folders away", caches.AS_USER, as_user=user))
+        make, user = caches.call(site.unit, site.transport.user, "cold")
+        away, _ = caches.call(site.unit, site.transport.user, "remove")
+        found["cold"] = (Action(f"cache folders of the boot's own below {place}, empty", make, as_user=user),)
+        found["stop"] = (*found.get("stop", ()), Action("its cache folders away", away, as_user=user))
     return [(step, found[step]) for step in STEPS if step in found]
 
 

@@ -244,12 +244,14 @@ def _run(
     transport: Transport, unit: UnitFacts, what: str, values: Mapping[str, str], *, timeout_s: float = COMMAND_S
 ) -> str:
     """One of `SCRIPTS` as the service's user: by the helper on the box where that is in use, else by `AS_USER`."""
+    argv, user = call(unit, transport.user, what)
+    if argv == AS_USER:
+        given = _assigned({"home": unit.home, **values}) + SCRIPTS[what]
+    else:
+        lines = [f"{name}={value}\n" for name, value in values.items() if name != "copies"]
+        given = "".join((*lines, *(f"copy={line}\n" for line in values.get("copies", "").split("\n")[:-1])))
     try:
-        if unit.helper and unit.user != transport.user:
-            argv, given = helper_call(unit, what, values)
-            return transport.run(argv, input=given, timeout_s=timeout_s, as_user="root").stdout
-        script = _assigned({"home": unit.home, **values}) + SCRIPTS[what]
-        return transport.run(AS_USER, input=script, timeout_s=timeout_s, as_user=unit.user).stdout
+        return transport.run(argv, input=given, timeout_s=timeout_s, as_user=user).stdout
     except CommandFailed as error:
         refusals = [line for line in error.tail.splitlines() if line.startswith(_REFUSED)]
         if error.status != 3 or not refusals:
@@ -260,11 +262,11 @@ def _run(
         ) from error
 
 
-def helper_call(unit: UnitFacts, what: str, values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """The call of the helper that runs one of `SCRIPTS`, and its standard input."""
-    lines = [f"{name}={value}\n" for name, value in values.items() if name != "copies"]
-    lines += [f"copy={line}\n" for line in values.get("copies", "").split("\n")[:-1]]
-    return (HELPER, unit.name, "caches", what), "".join(lines)
+def call(unit: UnitFacts, login: str, what: str) -> tuple[tuple[str, ...], str | None]:
+    """The command that does one of `SCRIPTS`, and as whom; None: as the login. Its standard input says on what."""
+    if unit.user == login:
+        return AS_USER, None
+    return ((HELPER, unit.name, "caches", what), "root") if unit.helper else (AS_USER, unit.user)
 
 
 def sudo_needs(unit: UnitFacts, login: str) -> Sequence[tuple[str, tuple[str, ...]]]:

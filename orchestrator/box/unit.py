@@ -73,7 +73,7 @@ class Action:
     @property
     def text(self) -> str:
         """For a person: the command with its reason, and what it is given; secrets are hidden."""
-        sudo = "sudo " if self.as_user == "root" else ""
+        sudo = {None: "", "root": "sudo "}.get(self.as_user, f"sudo -u {self.as_user} ")
         given = "".join(f"\n      | {line}" for line in (self.input or "").splitlines())
         return redact_text(f"{sudo}{shlex.join(redact_argv(self.argv))}  # {self.why}{given}")
 
