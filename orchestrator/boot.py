@@ -24,7 +24,7 @@ import httpx
 import orjson
 
 from orchestrator import load
-from orchestrator.box import caches, facts, gpuwatch
+from orchestrator.box import caches, facts, gpuwatch, way
 from orchestrator.box.engines import Engine, Launch
 from orchestrator.box.services import Service, UnitFacts, UnitState
 from orchestrator.box.transports import Transport
@@ -104,6 +104,13 @@ class GpuIdle:
     used_mib: tuple[int, ...] | None = None
 
 
+@dataclass(slots=True)
+class Way:
+    """Whether this session has asked already what the way to the box adds to a request."""
+
+    asked: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Rig:
     """Everything that is the same for all boots of one campaign."""
@@ -124,6 +131,7 @@ class Rig:
     api_key: str | None = None
     temperature_c: int | None = None
     idle: GpuIdle = field(default_factory=GpuIdle)
+    way: Way = field(default_factory=Way)
     rules: RuleSet = DEFAULT
     prompts: PromptFile | None = None
 
@@ -561,8 +569,17 @@ class _Boot:
                 "noticed_at_s": round(noticed_at_s, 4),
                 "cache_proof": self.proof,
                 "timeline": timeline.model_dump(mode="json", exclude_none=True),
+                **self.way_facts(),
             }
         )
+
+    def way_facts(self) -> dict[str, Any]:
+        """What the way to the box adds to a request, once a session, as soon as something answers there."""
+        if self.rig.way.asked:
+            return {}
+        self.rig.way.asked = True
+        added_ms = way.added_ms(self.rig.transport, self.launch.argv, self.launch.port, self.rig.engine.health_path)
+        return {} if added_ms is None else {"forward_ms": round(added_ms, 3)}
 
     def check_command(self) -> None:
         """What really runs is what the matrix asked for."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from orchestrator import __version__
 from orchestrator.advice import boot_warning
-from orchestrator.boot import GpuIdle, Rig, cycle
+from orchestrator.boot import GpuIdle, Rig, Way, cycle
 from orchestrator.box import caches, lock
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
@@ -117,6 +117,7 @@ class _Walk:
     longest_s: float = 0.0
     ends: list[BootEnded] = field(default_factory=list)
     idle: GpuIdle = field(default_factory=GpuIdle)
+    way: Way = field(default_factory=Way)
     left_alone: set[str] = field(default_factory=set)
 
     @property
@@ -276,6 +277,7 @@ class _Walk:
             api_key=os.environ.get(API_KEY),
             temperature_c=matrix.limits.temperature_c,
             idle=self.idle,
+            way=self.way,
             rules=DEFAULT.extended(matrix.rules),
             prompts=matrix.own_prompts(),
         )

@@ -353,8 +353,7 @@ class CampaignStarted(Record):
     """The campaign began, or went on after an interruption.
 
     `changes` counts per variant the flags that differ from production's; `production_variant` is the one that differs
-    in none. `commands` are the variants' command lines as composed, `base_command` production's. `forward_ms` is what
-    the way to the box adds to a request.
+    in none. `commands` are the variants' command lines as composed, `base_command` production's.
     """
 
     kind: Literal["campaign_started"] = "campaign_started"
@@ -376,7 +375,6 @@ class CampaignStarted(Record):
     base_command: tuple[str, ...] = ()
     load: dict[str, Any] = Field(default_factory=dict)
     headroom: bool = True
-    forward_ms: float | None = None
     objective: Objective = Objective()
     constraints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ import orjson
 import pytest
 from rehearsal_engine import QUICK
 
-from orchestrator.boot import GpuIdle, Rig, cycle
+from orchestrator.boot import GpuIdle, Rig, Way, cycle
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
@@ -60,6 +60,7 @@ class Bench:
     load: LoadSpec = LOAD
     levels: tuple[int, ...] = (1, 2)
     idle: GpuIdle = field(default_factory=GpuIdle)
+    way: Way = field(default_factory=Way)
     temperature_c: int | None = None
     prompts: PromptFile | None = None
     seen: list[AnyRecord] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Bench:
             interrupts=self.interrupts,
             cache_root=str(self.folder / "caches" / "here"),
             idle=self.idle,
+            way=self.way,
             temperature_c=self.temperature_c,
             prompts=self.prompts,
         )
@@ -408,3 +410,15 @@ def test_without_a_gpu_a_trial_says_nothing_of_one(bench):
     bench.boot(bench.launch(1))
     assert [(trial.gpu, trial.valid) for trial in bench.trials] == [(None, True)]
     assert not list((bench.folder / "boots").rglob("gpus-*"))
+
+
+def test_what_the_way_adds_to_a_request_is_measured_at_the_first_boot_of_a_session_and_stands_in_its_ready_step(
+    bench, monkeypatch
+):
+    bench.levels = (1,)
+    measured = iter([0.1234])
+    monkeypatch.setattr("orchestrator.box.way.added_ms", lambda *_args: next(measured))
+    bench.boot(bench.launch(1))
+    bench.boot(bench.launch(1), name="b02-v")
+    ready = [record for record in bench.seen if isinstance(record, StepEnded) and record.name == "ready"]
+    assert [step.facts.get("forward_ms") for step in ready] == [0.123, None]

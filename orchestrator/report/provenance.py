@@ -55,7 +55,7 @@ def first_commands(started: Sequence[CampaignStarted], boots: Sequence[BootView]
 def section(records: Sequence[AnyRecord], series: Series, boots: Sequence[BootView], folder: Path | None) -> Section:
     """Everything that a stranger needs to boot the same again."""
     started, ended = sessions(records)
-    tables = [_setup(series, started)]
+    tables = [_setup(series, started, boots)]
     tables.extend(_fingerprints(started))
     tables.extend(_plan(folder.parent / PLAN if folder is not None else None))
     tables.extend(_sessions(started, ended))
@@ -88,7 +88,7 @@ def _in_short(started: Sequence[CampaignStarted]) -> Iterator[str]:
     yield f"Measured on {words.clean(last.box)}{f' ({box})' if box else ''} with seed {last.seed}."
 
 
-def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
+def _setup(series: Series, started: Sequence[CampaignStarted], boots: Sequence[BootView]) -> Table:
     rows = [
         ("experiment", series.experiment),
         ("box", series.box or words.ABSENT),
@@ -103,8 +103,7 @@ def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
         rows.extend((f"version of {name}", version) for name, version in sorted(first.versions.items()))
         rows.extend((f"load: {name}", _compact(value)) for name, value in first.load.items())
         rows.append(("headroom step", "on" if first.headroom else "off: no boot was tried with a full prefill batch"))
-        if first.forward_ms is not None:
-            rows.append(("the way to the box adds to a request", f"{first.forward_ms:.2f} ms"))
+        rows.extend(_way(boots))
         if first.production is not None:
             state = first.production
             active = "active" if state.active else "not active"
@@ -112,6 +111,13 @@ def _setup(series: Series, started: Sequence[CampaignStarted]) -> Table:
             rows.append(("production before the campaign", f"{state.unit}, {active}{command}"))
     told = tuple((name, words.clean(value, 2000)) for name, value in rows)
     return Table("Experiment", ("what", "value"), told, folded=True)
+
+
+def _way(boots: Sequence[BootView]) -> Iterator[tuple[str, str]]:
+    """What the way to the box added to a request, as each session measured it at its first boot."""
+    told = [step.facts["forward_ms"] for boot in boots for step in boot.steps if "forward_ms" in step.facts]
+    if told:
+        yield "the way to the box adds to a request", ", ".join(f"{float(one):.2f} ms" for one in told)
 
 
 def _fingerprints(started: Sequence[CampaignStarted]) -> list[Table]:

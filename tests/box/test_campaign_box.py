@@ -165,6 +165,10 @@ def test_a_campaign_without_root_measures_rejects_and_gives_production_back(camp
     begun = campaign.records()[0]
     assert begun["rehearsal"] is True
     assert begun["production_variant"] == "spec-1"
+    ready = [r["facts"] for r in campaign.records() if r.get("name") == "ready" and r["outcome"] == "ok"]
+    # What the way adds is measured once, at the session's first boot: a forward on loopback.
+    assert ["forward_ms" in facts for facts in ready] == [True] + [False] * (len(ready) - 1)
+    assert 0 <= ready[0]["forward_ms"] < 50
     # Production is back: same command, serving, nothing of ours left.
     assert serves()
     assert effective(campaign.box) == before
