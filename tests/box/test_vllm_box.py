@@ -111,7 +111,10 @@ def vllm_box(installed) -> Iterator[Box]:
 
 @dataclass
 class Campaign:
-    """What one experiment left: the tool's end, the ledger, the raw files, and the files that caches held meanwhile."""
+    """What one experiment left: the tool's end, the ledger, the raw files, and what was in caches meanwhile.
+
+    `cached` are the files in a boot's own caches; `kernels` the compiled ones in production's, as it began and ended.
+    """
 
     folder: Path
     cache: str
@@ -119,6 +122,7 @@ class Campaign:
     done: subprocess.CompletedProcess[str] | None = None
     records: list[dict] = field(default_factory=list)
     cached: dict[str, set[str]] = field(default_factory=dict)
+    kernels: dict[str, list[dict[str, int]]] = field(default_factory=dict)
 
     def of(self, kind: str) -> list[dict]:
         return [record for record in self.records if record["kind"] == kind]
@@ -145,6 +149,8 @@ class Campaign:
         self.records = [json.loads(line) for line in lines if line.endswith("}")]
         for boot in [record["boot"] for record in self.of("boot_started")][-1:]:
             self.cached.setdefault(boot, set()).update(files(self.caches, "b-*"))
+            found = {str(path): path.stat().st_mtime_ns for path in (self.caches.parent / "vllm").rglob("*.so")}
+            self.kernels[boot] = [*self.kernels.get(boot, [])[:1], found]
 
 
 def run(box: Box, folder: Path, *words: str, cache: str) -> Campaign:
@@ -259,19 +265,23 @@ def test_a_cold_boot_begins_with_empty_caches_and_compiles_into_them(cold):
         assert ended["cache_proof"] == "compiled"
         said = [text for _, text in cold.messages(boot)]
         assert any("saved AOT compiled function" in text for text in said)
-        assert not any("Directly load" in text for text in said)
-        kept = [path for path in cold.cached[boot] if "/vllm/torch_compile_cache/" in path]
-        assert kept, sorted(cold.cached[boot])[:20]
+        assert not any("Directly load" in text or "Compiling model again" in text for text in said)
+        kernels = [path for path in cold.cached[boot] if "/vllm/torch_compile_cache/" in path and path.endswith(".so")]
+        assert len(kernels) >= 5, sorted(cold.cached[boot])[:20]
     assert files(cold.caches, "*") == set(), "caches of ours are left"
 
 
-def test_a_boot_from_productions_own_caches_loads_them(as_is):
+def test_a_boot_from_productions_own_caches_finds_them_and_compiles_no_kernel_again(as_is):
     (ended,) = (one for one in as_is.of("boot_ended") if one["variant"] == "plain")
-    assert ended["cache_proof"] == "loaded"
-    said = [text for _, text in as_is.messages(ended["boot"])]
-    assert any("Directly load" in text for text in said)
-    assert not any("saved AOT compiled function" in text for text in said)
+    before, after = as_is.kernels[ended["boot"]]
+    assert len(before) >= 5
+    assert after == before, "a kernel was compiled, or compiled again"
     assert as_is.cached[ended["boot"]] == set(), "as-is has no caches of ours"
+    # The CPU build of 0.32.0 finds what it saved and cannot load it: it traces the model again, over kernels that are
+    # there. Its log says both, so it is neither a cold boot nor quite a warm one.
+    said = [text for _, text in as_is.messages(ended["boot"])]
+    again = any("Compiling model again due to a load failure" in text for text in said)
+    assert ended["cache_proof"] == ("mixed" if again else "loaded")
 
 
 def test_what_clients_got_is_what_the_server_counted_to_the_token_and_to_the_request(any_campaign):
@@ -345,12 +355,11 @@ def intervals(campaign: Campaign, trial: dict) -> list[Interval]:
 
 
 def test_over_its_own_intervals_the_log_line_counts_what_was_emitted(any_campaign):
-    seen = set()
     for trial in any_campaign.of("trial"):
-        for one in intervals(any_campaign, trial):
-            seen.add(trial["variant"])
-            assert one.logged == pytest.approx(one.recounted, rel=0.05), (trial["boot"], one)
-    assert seen == {trial["variant"] for trial in any_campaign.of("trial")}
+        found = intervals(any_campaign, trial)
+        assert len(found) >= 2
+        # Chunks that wait in a busy server fall into the next interval: the sum is compared.
+        assert sum(one.logged for one in found) == pytest.approx(sum(one.recounted for one in found), rel=0.05), found
 
 
 def test_drafted_plus_accepted_is_near_what_was_emitted_with_one_draft_token_and_far_above_with_three(cold, as_is):
@@ -380,7 +389,7 @@ def test_there_are_verdicts_and_they_name_no_rejection_by_death_or_error(cold):
     found = {one["name"]: one for one in verdicts["variants"]}
     assert {"plain", "ngram-3"} <= set(found)
     for one in found.values():
-        assert one["answer"] in ("WINNER", "CONTENDER", "DOMINATED", "REJECTED", "UNDECIDED")
+        assert one["verdict"] in ("WINNER", "CONTENDER", "DOMINATED", "REJECTED", "UNDECIDED")
         assert not {"cold_boot_fatal", "errors_under_load"} & set(one["reasons"]), one
 
 
