@@ -691,7 +691,11 @@ class _Boot:
             cancelled=self.cancelled,
         )
         self.check()
-        if any(timing.error is not None for timing in timings):
+        errors = [timing.error for timing in timings if timing.error is not None]
+        refused = next((error for error in errors if error.startswith(load.REFUSALS)), None)
+        if refused is not None:
+            raise _Ending("disturbed", f"our request was refused: {redact_text(refused)}")
+        if errors:
             self.lives()
         return timings
 

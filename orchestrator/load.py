@@ -25,6 +25,7 @@ from orchestrator.rulers import Window, with_logger
 from orchestrator.trial import Load, LoadLike, Trial, TrialResult, to_record_fields
 
 __all__ = [
+    "REFUSALS",
     "Greedy",
     "Load",
     "LoadLike",
@@ -42,6 +43,8 @@ __all__ = [
     "with_logger",
 ]
 
+# Not the engine's weakness: it does not know the model or the key that we name, or somebody else answers.
+REFUSALS = ("http_401", "http_403", "http_404", "http_405", "redirect", "not_sse", "bad_http", "tls", "connect_failed")
 _SIZING_S = 5.0  # at most so long for asking /tokenize
 
 

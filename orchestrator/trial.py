@@ -54,6 +54,9 @@ _AFTER_FAILURE_S = 5.0  # a failed trial goes on for at most so long, to see whe
 _RIG_KINDS = ("http_4", "redirect", "not_sse", "bad_http", "tls", "connect_failed")
 
 
+NO_COUNTER = "no_counter: the server exports no vllm:generation_tokens_total (is it run with --disable-log-stats?)"
+
+
 class LoadLike(Protocol):
     """What a trial needs to know; the matrix' `load:` block is one."""
 
@@ -484,6 +487,9 @@ class Trial:
         until_s = time.monotonic() + _IDLE_WAIT_S
         async for now in self._snapshots(until_s):
             self._before = now
+            if now.generation_tokens is None:
+                self._invalid.append(NO_COUNTER)
+                raise _Over
             if now.busy in (None, 0):
                 return
         assert self._before is not None
@@ -726,7 +732,7 @@ class Trial:
         if deltas.counter_reset:
             self._invalid.append("counter_reset: the server's counters began anew in the window")
         elif deltas.generation_tokens is None:
-            self._invalid.append("no_counter: the server exports no vllm:generation_tokens_total")
+            self._invalid.append(NO_COUNTER)
         elif deltas.generation_tokens == 0 and not any(
             t.ended_at_s > ends[0].t_s for t in self._timings if not t.error
         ):

@@ -30,6 +30,7 @@ class Answering:
     status: int = 200
     stall_after: int | None = None  # chunks, then nothing comes any more
     cut_after: int | None = None  # chunks, then the connection is cut
+    half: bool = False  # cut in the middle of a chunk
     no_done: bool = False
     error_after: int | None = None  # chunks, then an error object and [DONE]
     finish: str = "length"
@@ -44,7 +45,7 @@ class Engine:
 
     answering: Callable[[int, dict[str, Any]], Answering] = lambda _number, _body: Answering()
     engines: int = 1
-    metrics: str = "vllm"  # or: none, html, key
+    metrics: str = "vllm"  # or: none, html, key, other (a page without vLLM's counters)
     tokenizer: str = "words"  # two tokens a word, no ids; or: pieces (of four letters, with ids), none
     max_model_len: int | None = 32768
     model: str | None = None  # the only one that is served; None: any
@@ -114,6 +115,8 @@ class _Handlers:
             return web.Response(status=401)
         if self.engine.metrics == "html":
             return web.Response(text="<html><body>Welcome to nginx!</body></html>", content_type="text/html")
+        if self.engine.metrics == "other":
+            return web.Response(text="# TYPE process_open_fds gauge\nprocess_open_fds 12.0\n")
         return web.Response(text=self.engine.page())
 
     async def models(self, _request: web.Request) -> web.Response:
@@ -187,6 +190,8 @@ class _Handlers:
             if chunks == how.stall_after:
                 await self.forever.wait()
             if chunks == how.cut_after:
+                if how.half:
+                    request.transport.write(b'113\r\ndata: {"id": "cmpl-1", "choices": [{"index"')
                 request.transport.close()
                 engine.finished["abort"] += 1
                 return response

@@ -217,6 +217,21 @@ def test_prompts_of_the_user_that_do_not_fit_end_the_campaign_before_a_trial_and
     assert bench.service.pids() == ()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"model": "other"}, "our request was refused: http_404: The model `other` does not exist."),
+        ({"api_key": "wrong"}, "our request was refused: http_401: Unauthorized"),
+    ],
+)
+def test_a_server_that_refuses_our_model_or_key_disturbs_the_boot_at_once_and_blames_no_variant(bench, wrong, why):
+    launch = bench.launch(1, **({"api-key": "right"} if "api_key" in wrong else {}))
+    bench.boot(replace(launch, **wrong))
+    assert (bench.end.boot_outcome, bench.end.step, bench.end.died) == ("disturbed", "first_request", False)
+    assert bench.end.why == why
+    assert bench.step("first_request").seconds < 10
+
+
 def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_their_own(bench):
     bench.load = LOAD.model_copy(update={"windows": 2})
     bench.levels = (1,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 import socket
@@ -370,6 +371,7 @@ def test_two_engines_are_summed():
         ({"status": 500}, "http_500"),
         ({"status": 503}, "http_503"),
         ({"cut_after": 3}, "cut_stream"),
+        ({"cut_after": 3, "half": True}, "cut_stream"),
         ({"error_after": 3}, "error_chunk"),
         ({"finish": "abort"}, "abort"),
         ({"no_done": True}, "cut_stream"),
@@ -472,13 +474,80 @@ def test_a_wrong_answer_that_is_not_the_variants_fault_is_disturbed_and_not_fail
 
 
 @pytest.mark.parametrize(
-    ("metrics", "what"), [("none", "is not there (404)"), ("html", "answered HTML"), ("key", "wants a key")]
+    ("metrics", "what"),
+    [
+        ("none", "is not there (404)"),
+        ("html", "answered HTML"),
+        ("key", "wants a key"),
+        ("other", "exports no vllm:generation_tokens_total"),
+    ],
 )
 def test_no_counter_no_measurement(metrics, what):
     engine = Engine(metrics=metrics)
     result = trial(engine)
     assert (result.valid, result.failed, result.tokens_per_s, len(engine.requests)) == (False, False, None, 0)
     assert what in result.invalid_reasons[0]
+
+
+def test_a_model_that_the_server_does_not_have_is_named_and_nothing_is_measured():
+    began = time.monotonic()
+    result = trial(Engine(model="qwen"))
+    assert (result.valid, result.failed, result.tokens_per_s) == (False, False, None)
+    (reason,) = result.invalid_reasons
+    assert re.fullmatch(r"http_404: \d+ requests: The model `m` does not exist\.", reason)
+    assert time.monotonic() - began < 5
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n<html>Welcome to nginx!</html>",
+        b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}",
+        CHUNKED + b'20\r\n{"count": 3, "tok',
+        CHUNKED + b"12\r\n" + b'{"count": "many"} ' + b"\r\n0\r\n\r\n",
+        CHUNKED + b"2\r\n[]\r\n0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+    ],
+    ids=["nothing", "html", "401", "half a chunk", "no number", "a list", "ssh"],
+)
+@pytest.mark.parametrize("stall", [False, True])
+def test_whatever_answers_in_the_tokenizers_place_the_length_of_text_is_guessed_by_the_deadline(said, stall):
+    over = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        held = []
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                peer, _ = listener.accept()
+                peer.recv(1 << 16)
+                peer.sendall(said)
+                if stall:
+                    held.append(peer)
+                else:
+                    peer.close()
+        for peer in held:
+            peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        server = threading.Thread(target=answer, args=(listener,))
+        server.start()
+        target = Target(f"http://127.0.0.1:{listener.getsockname()[1]}", "m")
+        began = time.monotonic()
+        scale = load.calibrate(target, deadline_s=0.5)
+        took = time.monotonic() - began
+        long = load.too_long(
+            target, ["x" * 9000], Scale(max_model_len=99), endpoint="chat", output_tokens=9, deadline_s=0.5
+        )
+        over.set()
+        server.join(10)
+    assert scale == Scale()
+    assert long == {}
+    assert took < 2
 
 
 def test_a_counter_that_goes_away_during_the_trial():
