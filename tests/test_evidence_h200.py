@@ -40,6 +40,20 @@ def test_the_client_counts_what_the_server_counts_within_a_thousandth_and_the_lo
         assert trial.rulers.chunks < 0.54 * counter
 
 
+def test_drafted_plus_accepted_is_what_was_emitted_with_one_draft_token_and_70_percent_too_much_with_three():
+    page = (FOLDER.parents[1] / "why.md").read_text(encoding="utf-8")
+    for trial in TRIALS:
+        whole = trial.whole
+        drafted, accepted, emitted = whole.spec_draft_tokens, whole.spec_accepted_tokens, whole.generation_tokens
+        assert emitted == trial.client_tokens
+        ratio = (drafted + accepted) / emitted
+        assert ratio == pytest.approx(1 if trial.variant == "spec-1" else 1.712, abs=0.002)
+        if trial.block == 1:
+            numbers = (emitted, trial.client_tokens, drafted, accepted, drafted + accepted)
+            row = " | ".join(f"{number:.0f}" for number in numbers)
+            assert f"| {trial.variant[-1]} | {trial.concurrency} | {row} | " in page
+
+
 @pytest.mark.parametrize(("variant", "asked"), [("spec-1", 1.9), ("spec-3", 2.8)])
 def test_a_step_gives_as_many_tokens_as_the_synthetic_acceptance_was_told_to_give(variant, asked):
     for trial in (trial for trial in TRIALS if trial.variant == variant):
