@@ -52,6 +52,9 @@ def test_drafted_plus_accepted_is_what_was_emitted_with_one_draft_token_and_70_p
             numbers = (emitted, trial.client_tokens, drafted, accepted, drafted + accepted)
             row = " | ".join(f"{number:.0f}" for number in numbers)
             assert f"| {trial.variant[-1]} | {trial.concurrency} | {row} | " in page
+    series = series_from_records(RECORDS)
+    said = " ".join(build_view(RECORDS, series, judge(series)).section("rulers").sentences)
+    assert "Drafted plus accepted tokens would have said × 1.00 (spec-1) and × 1.71 (spec-3) of the counter" in said
 
 
 @pytest.mark.parametrize(("variant", "asked"), [("spec-1", 1.9), ("spec-3", 2.8)])

@@ -78,6 +78,7 @@ def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> S
         found = [ratio for rulers in every if (ratio := _ratio(rulers, ruler)) is not None]
         if found:
             sentences.append(_ruler_sentence(name, found))
+    sentences.extend(_drafted_and_accepted(boots))
     sentences.extend(_misrankings(boots))
     rows = tuple(
         (one.variant, str(one.level), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
@@ -108,6 +109,22 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
     direction = "less" if middle < 1 else "more"
     span = f"× {min(ratios):.2f} to × {max(ratios):.2f}"
     return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."
+
+
+def _drafted_and_accepted(boots: Sequence[BootView]) -> Iterator[str]:
+    """The sum that the engine's other log line invites to; docs/why.md, "What the log line counts"."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for trial in good(boots):
+        deltas = trial.deltas
+        if deltas is not None and deltas.spec_draft_tokens and deltas.generation_tokens:
+            both = deltas.spec_draft_tokens + (deltas.spec_accepted_tokens or 0.0)
+            ratios[trial.variant].append(both / deltas.generation_tokens)
+    if ratios:
+        said = words.listing([f"× {median(many):.2f} ({words.clean(name)})" for name, many in sorted(ratios.items())])
+        yield (
+            f"Drafted plus accepted tokens would have said {said} of the counter: they are what was emitted only "
+            "where every step has exactly one draft token."
+        )
 
 
 def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
