@@ -794,7 +794,8 @@ class _Boot:
         valid = bool(found.pop("valid")) and not reasons
         if not valid:
             found["tokens_per_s"] = None
-        return TrialEnded(**self.key, **found, input_tokens=length, valid=valid, invalid_reasons=tuple(reasons))
+        told = length if self.own is None else None
+        return TrialEnded(**self.key, **found, input_tokens=told, valid=valid, invalid_reasons=tuple(reasons))
 
     def keep_raw(self, level: Level, attempt: int, result: load.TrialResult, gpus: gpuwatch.GpuWatch | None) -> None:
         """Each request's timing, each counter read and each look at the GPUs, beside the ledger."""

@@ -482,6 +482,9 @@ def _started(design: Design, site: Site) -> CampaignStarted:
 
 
 def _load_of(matrix: Matrix) -> dict[str, Any]:
-    """The load, and which prompts those are that it names."""
+    """The load; where prompts are the user's own, which those are, in place of a length that they do not have."""
     told, own = matrix.effective_load().model_dump(mode="json"), matrix.own_prompts()
-    return told if own is None else told | {"prompts_sha256": own.digest, "prompts_in_file": len(own.prompts)}
+    if own is not None:
+        del told["input_tokens"]
+        told |= {"prompts_sha256": own.digest, "prompts_in_file": len(own.prompts)}
+    return told

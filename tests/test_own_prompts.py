@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.ledger import read
+from orchestrator.verdict import series_from_records
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.rehearsal
@@ -71,7 +74,9 @@ def test_a_campaign_with_them_keeps_the_file_and_says_which_it_was(desk):
     (begun,) = desk.records("campaign_started")
     assert begun["load"]["prompts_sha256"] == hashlib.sha256(raw).hexdigest()
     assert (begun["load"]["prompts_in_file"], begun["load"]["window_requests"]) == (200, 6)
+    assert "input_tokens" not in begun["load"]
     trials = desk.records("trial")
+    assert {trial["input_tokens"] for trial in trials} == {None}
     assert {trial["concurrency"] for trial in trials if trial["valid"]} == {1, 2}
 
     # Another file is another experiment; the same again is complete.
@@ -104,3 +109,5 @@ def test_repeated_prompts_hit_the_prefix_cache_and_the_trial_says_so_instead_of_
     assert len(trials) == 2
     assert all(trial["valid"] for trial in trials)
     assert all(any("repeated on purpose" in warning for warning in trial["warnings"]) for trial in trials)
+    (note,) = series_from_records(read(desk.folder / "out" / "m")).notes
+    assert "load.repeat_prompts" in note

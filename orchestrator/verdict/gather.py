@@ -83,11 +83,21 @@ def series_from_records(
         confounded=_differing(campaigns),
         undeclared_look=_undeclared(plan, boots.values()),
         blocked=True,
+        notes=_notes(campaigns),
         objective=last.objective if last else Objective(),
         constraints=last.constraints if last else (),
         claims=last.claims if last else (),
         **_looks(plan),
     )
+
+
+def _notes(campaigns: Iterable[CampaignStarted]) -> tuple[str, ...]:
+    """What a reader of any number here has to know."""
+    said = (
+        "prompts were sent again as they are when all were sent (load.repeat_prompts): the prefix cache answered for the "
+        "engine, and these are not the speeds of new prompts"
+    )
+    return (said,) if any(campaign.load.get("repeat_prompts") for campaign in campaigns) else ()
 
 
 def _lengths(campaigns: Iterable[CampaignStarted], boots: Iterable[_Boot]) -> tuple[int, ...]:
