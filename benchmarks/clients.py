@@ -1,184 +1,165 @@
-"""What our client costs and how true it is, beside its peers: `python benchmarks/clients.py [--clients ours,httpx]`.
+"""What our client costs and how true it is, beside its peers: `python benchmarks/clients.py --vllm VENV …`.
 
-The stub (benchmarks/stub.py) has one core, the client's whole process the other. 256 tokens a request, one token a
-chunk of 275 bytes. Runs:
+A stub server (benchmarks/stub.py) has one core, the client's whole process tree the other (no other core is used, so
+the figures are those of one core). 256 tokens a request, one token a chunk of 275 bytes. Runs, each with a client of
+its own that begins anew:
 
-- `burst`: everything at once: how many tokens a second of CPU can drain.
-- `arrival`: 64 streams, a chunk every 5 ms each, spread: CPU per chunk, the figure that counts (goal ≤ 16 µs), and how
-  many of the 12,800 chunks/s arrive.
-- `paced`: 64 connections opened at once, 100 ms to the first token, 20 ms a chunk: by how much the client saw first
-  tokens later than the stub sent them (goal p50 < 1 ms, p99 < 5 ms).
+- `burst8`, `burst64`: answers that are all there at once, 8 and 64 streams: how many tokens a second one core drains,
+  by the client's own duration; and per CPU second of the tree, between the first request and the last answer (of which
+  up to one a stream is then still unread: 5 % too much at most).
+- `arrival`: 64 streams, a chunk every 5 ms each, spread: CPU of the tree per chunk, from the first request to the last
+  answer, the figure that counts (goal ≤ 16 µs); and how many of the 12,800 chunks/s offered arrive.
+- `paced`: 64 connections opened at once, 100 ms to the first token, 20 ms a chunk: by how much the client's TTFT is
+  above what the stub really took (goal p50 < 1 ms, p99 < 5 ms).
 - `stall`: 8 streams, a stall of 200 ms every 50 tokens: the true p99 of the gaps is 220 ms.
 
-Start-up is apart: CPU seconds from the process' start to the end of a first request. A wrong token count ends it all.
+Start-up is the tree's CPU until the first request reaches the stub (goal < 0.5 s). A wrong number of tokens is said in
+the table. Load generators that no option names, or that fail, are said and not made up.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from drain import CLIENTS
+from peers import PEERS, Job, Place, Said
+
 HERE = Path(__file__).parent
-# run → (streams, requests a stream)
-RUNS = {"burst": (64, 10), "arrival": (64, 4), "paced": (64, 1), "stall": (8, 2)}
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 256}
+TOKENS = 256
+# run → (streams, requests)
+RUNS = {"burst8": (8, 320), "burst64": (64, 1280), "arrival": (64, 256), "paced": (64, 64), "stall": (8, 16)}
+LIMIT_S = 600
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Seen:
-    """What one client saw, seconds."""
+class Run:
+    """One run of one client: what it says, and what is true of it. CPU seconds are of its whole process tree."""
 
-    tokens: int = 0
-    chunks: int = 0
-    first: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-
-    def add(self, at: list[float], tokens: int) -> None:
-        """One finished request."""
-        self.tokens += tokens
-        self.chunks += len(at)
-        self.first.append(at[0])
-        self.gaps += [b - a for a, b in itertools.pairwise(at)]
+    said: Said
+    waited_s: list[float]
+    answered: int
+    start_cpu_s: float
+    load_cpu_s: float
+    load_s: float
 
 
-Load = Callable[[str, int, int, Seen], Awaitable[None]]
+@dataclass
+class Marks:
+    """The tree's CPU and the time when the stub says `first` and `ended`."""
+
+    at: dict[str, tuple[float, float]] = field(default_factory=dict)
+    pid: int | None = None
+
+    def listen(self, lines: Iterator[str]) -> None:
+        """Until the stub ends."""
+        for line in lines:
+            if self.pid is not None:
+                self.at[line.strip()] = (tree_cpu_s(self.pid), time.monotonic())
 
 
-# --- the clients: each imports its library inside, so that start-up is its own ----------------------------------------
+def tree_cpu_s(pid: int) -> float:
+    """User and system time of a process, of all below it, and of those of them that have ended."""
+    total = 0.0
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total = sum(map(int, fields[11:15])) / TICKS
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += sum(map(tree_cpu_s, map(int, (task / "children").read_text().split())))
+    return total
 
 
-async def ours(url: str, streams: int, requests: int, seen: Seen) -> None:
-    """The client of this project."""
-    from orchestrator.client import Answer, Client, Target  # noqa: PLC0415  # measured
-
-    client = Client(Target(url, "m"))
-    message = client.post("/v1/chat/completions", BODY)
-
-    async def stream() -> None:
-        connection = client.connection()
-        await connection.open()
-        for _ in range(requests):
-            answer = Answer(stream=True)
-            await connection.request(message, answer, deadline_s=60)
-            timing = answer.timing()
-            if timing.error:
-                raise RuntimeError(timing.error)
-            seen.add(list(timing.chunk_at_s), timing.completion_tokens or 0)
-        connection.abort()
-
-    await asyncio.gather(*(stream() for _ in range(streams)))
+@contextlib.contextmanager
+def stub(run: str, cpu: int | None, marks: Marks) -> Iterator[str]:
+    """The stub in a process of its own."""
+    pinned = [] if cpu is None else ["--cpu", str(cpu)]
+    command = [sys.executable, str(HERE / "stub.py"), run, str(RUNS[run][1]), *pinned]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        listener = threading.Thread(target=marks.listen, args=(process.stdout,), daemon=True)
+        listener.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.stdin.close()
+            process.wait(10)
+            listener.join(10)
 
 
-async def httpx_lines(url: str, streams: int, requests: int, seen: Seen) -> None:
-    """Httpx as its documentation shows it: lines and json."""
-    import httpx  # noqa: PLC0415  # measured
-
-    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as client:
-
-        async def stream() -> None:
-            for _ in range(requests):
-                at, tokens = [], 0
-                async with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
-                    async for line in response.aiter_lines():
-                        if line.startswith("data: ") and line != "data: [DONE]":
-                            event = json.loads(line[6:])
-                            if event["choices"] and event["choices"][0]["delta"].get("content"):
-                                at.append(time.monotonic())
-                            if event.get("usage"):
-                                tokens = event["usage"]["completion_tokens"]
-                seen.add(at, tokens)
-
-        await asyncio.gather(*(stream() for _ in range(streams)))
-
-
-async def aiohttp_orjson(url: str, streams: int, requests: int, seen: Seen) -> None:
-    """Aiohttp with orjson, lines by its own reader."""
-    import aiohttp  # noqa: PLC0415  # measured
-    import orjson  # noqa: PLC0415  # measured
-
-    async with aiohttp.ClientSession(url.rstrip("/") + "/", connector=aiohttp.TCPConnector(limit=streams)) as client:
-
-        async def stream() -> None:
-            for _ in range(requests):
-                at, tokens = [], 0
-                async with client.post("v1/chat/completions", json=BODY) as response:
-                    async for line in response.content:
-                        if line.startswith(b"data: ") and line != b"data: [DONE]\n":
-                            event = orjson.loads(line[6:])
-                            if event["choices"] and event["choices"][0]["delta"].get("content"):
-                                at.append(time.monotonic())
-                            if event.get("usage"):
-                                tokens = event["usage"]["completion_tokens"]
-                seen.add(at, tokens)
-
-        await asyncio.gather(*(stream() for _ in range(streams)))
+def measured(run: str, client: Client, cores: tuple[int | None, int | None]) -> Run:
+    """One run of one client."""
+    client_cpu, stub_cpu = cores
+    streams, requests = RUNS[run]
+    marks = Marks()
+    pin = () if client_cpu is None else ("taskset", "-c", str(client_cpu))
+    with tempfile.TemporaryDirectory() as name, stub(run, stub_cpu, marks) as url:
+        folder = Path(name)
+        argv = (*pin, *client.argv(Job(url, streams, requests, folder)))
+        with (folder / "said").open("wb") as out, (folder / "log").open("wb") as log:
+            process = subprocess.Popen(argv, cwd=folder, stdout=out, stderr=log)
+            marks.pid = process.pid
+            try:
+                status = process.wait(LIMIT_S)
+            finally:
+                process.kill()
+                process.wait()
+        if status != 0:
+            raise RuntimeError(f"ended with {status}: {(folder / 'log').read_text(errors='replace').strip()[-300:]}")
+        with urllib.request.urlopen(url + "/truth", timeout=10) as answer:  # noqa: S310  # our own stub on loopback
+            truth = json.load(answer)
+        said = client.read(folder)
+    first, ended = marks.at["first"], marks.at["ended"]
+    return Run(said, truth["waited_s"], truth["answered"], first[0], ended[0] - first[0], ended[1] - first[1])
 
 
-# name → (load, on uvloop)
-CLIENTS: dict[str, tuple[Load, bool]] = {
-    "ours": (ours, True),
-    "ours, asyncio's loop": (ours, False),
-    "aiohttp + orjson, uvloop": (aiohttp_orjson, True),
-    "aiohttp + orjson": (aiohttp_orjson, False),
-    "httpx, lines + json": (httpx_lines, False),
-}
+@dataclass(frozen=True)
+class Client:
+    """How a load generator is started, and where it says what it saw."""
+
+    argv: Callable[[Job], list[str]]
+    read: Callable[[Path], Said]
 
 
-def truth(url: str) -> list[float]:
-    """When the stub sent each first token since it was last asked."""
-    with urllib.request.urlopen(url + "/truth", timeout=10) as answer:  # noqa: S310  # our own stub on loopback
-        return json.load(answer)
+def own(name: str) -> Client:
+    """A client of benchmarks/drain.py."""
+
+    def read(folder: Path) -> Said:
+        found = json.loads((folder / "said").read_bytes())
+        return Said(*(found[key] for key in ("tokens", "seconds", "ttft_p50_ms", "ttft_p99_ms", "itl_p99_ms")))
+
+    def argv(job: Job) -> list[str]:
+        return [sys.executable, str(HERE / "drain.py"), name, job.url, str(job.streams), str(job.requests)]
+
+    return Client(argv, read)
 
 
-def child(name: str, url: str, run: str, streams: int, requests: int) -> None:
-    """One client's process: prints what it saw and what it cost."""
-    load, fast = CLIENTS[name]
-    seen = Seen()
-
-    async def main() -> tuple[float, float, float]:
-        await load(url + "/burst", 1, 1, Seen())  # imports, and the first request
-        truth(url)
-        ready_cpu, began = time.process_time(), time.monotonic()
-        await load(f"{url}/{run}", streams, requests, seen)
-        return ready_cpu, time.process_time() - ready_cpu, time.monotonic() - began
-
-    if fast:
-        import uvloop  # noqa: PLC0415  # measured
-
-        factory = uvloop.new_event_loop
-    else:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        ready_cpu, cpu, wall = runner.run(main())
-    late = [ours - theirs for ours, theirs in zip(sorted(seen.first), sorted(truth(url)), strict=True)]
-    print(json.dumps({"late": late, "ready_cpu": ready_cpu, "cpu": cpu, "wall": wall, **asdict(seen)}))
+def peer(name: str, at: Place) -> Client:
+    """A load generator of benchmarks/peers.py."""
+    kind = PEERS[name]
+    return Client(lambda job: kind.argv(at, job), kind.read)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-
-@contextlib.contextmanager
-def stub(cpu: int | None) -> Iterator[str]:
-    """The stub in a process of its own."""
-    pinned = [] if cpu is None else ["--cpu", str(cpu)]
-    command = [sys.executable, str(HERE / "stub.py"), *pinned]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.communicate(timeout=10)
+COLUMNS = (
+    ("client", "burst 8, k tok/s", "burst 64, k tok/s", "k tok/CPU-s", "arrival, µs/chunk", "chunks/s"),
+    ("TTFT p50 error, ms", "p99", "ITL p99, true 220", "start, CPU-s", "token error"),
+)
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -187,59 +168,65 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))]
 
 
-def measured(name: str, url: str, run: str, cpu: int | None) -> dict:
-    """One run of one client."""
-    streams, requests = RUNS[run]
-    command = [sys.executable, __file__, "--child", name, url, run, str(streams), str(requests)]
-    prepare = None if cpu is None else lambda: os.sched_setaffinity(0, {cpu})
-    done = subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=prepare, timeout=300)
-    found = json.loads(done.stdout)
-    if found["tokens"] != streams * requests * 256:
-        raise SystemExit(f"{name} counted {found['tokens']} tokens, {streams * requests * 256} were sent")
-    return found
-
-
-def row(name: str, url: str, cpu: int | None, rounds: int) -> str:
+def row(name: str, client: Client, cores: tuple[int | None, int | None], rounds: int) -> str:
     """One line of the table: medians over the rounds."""
+    found: dict[str, list[Run]] = {run: [] for run in RUNS}
+    for _ in range(rounds):
+        for run in RUNS:
+            found[run].append(measured(run, client, cores))
 
-    def median(values: list[float]) -> float:
-        return quantile(values, 0.5)
+    def middle(run: str, read: Callable[[Run], float]) -> float:
+        return quantile([read(one) for one in found[run]], 0.5)
 
-    burst = [measured(name, url, "burst", cpu) for _ in range(rounds)]
-    arrival = [measured(name, url, "arrival", cpu) for _ in range(rounds)]
-    paced = [measured(name, url, "paced", cpu) for _ in range(rounds)]
-    stall = measured(name, url, "stall", cpu)
-    p50 = median([quantile(found["late"], 0.5) for found in paced])
-    p99 = median([quantile(found["late"], 0.99) for found in paced])
-    return (
-        f"| {name} | {median([found['tokens'] / found['cpu'] for found in burst]) / 1e3:.0f} "
-        f"| {median([found['cpu'] / found['chunks'] for found in arrival]) * 1e6:.1f} "
-        f"| {median([found['chunks'] / found['wall'] for found in arrival]):.0f} "
-        f"| {p50 * 1e3:.2f} | {p99 * 1e3:.2f} | {quantile(stall['gaps'], 0.99) * 1e3:.1f} "
-        f"| {median([found['ready_cpu'] for found in burst]):.2f} |"
+    wrong = sum(abs(one.said.tokens - TOKENS * RUNS[run][1]) for run, many in found.items() for one in many)
+    gaps = [one.said.gap_p99_ms for one in found["stall"] if one.said.gap_p99_ms is not None]
+    cells = (
+        f"{middle('burst8', lambda one: one.said.tokens / one.said.seconds / 1e3):.1f}",
+        f"{middle('burst64', lambda one: one.said.tokens / one.said.seconds / 1e3):.1f}",
+        f"{middle('burst64', lambda one: one.answered * TOKENS / one.load_cpu_s / 1e3):.1f}",
+        f"{middle('arrival', lambda one: one.load_cpu_s / (one.answered * TOKENS)) * 1e6:.1f}",
+        f"{middle('arrival', lambda one: one.answered * TOKENS / one.load_s):.0f}",
+        f"{middle('paced', lambda one: one.said.ttft_p50_ms - quantile(one.waited_s, 0.5) * 1e3):+.2f}",
+        f"{middle('paced', lambda one: one.said.ttft_p99_ms - quantile(one.waited_s, 0.99) * 1e3):+.2f}",
+        f"{middle('stall', lambda one: one.said.itl_p99_ms):.1f}" + (f" ({quantile(gaps, 0.5):.1f})" if gaps else ""),
+        f"{quantile([one.start_cpu_s for many in found.values() for one in many], 0.5):.2f}",
+        f"{wrong:.0f}",
     )
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
     """Run all and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default=",,".join(CLIENTS), help="names, two commas between them")
+    parser.add_argument("--own", default=",".join(CLIENTS), help="clients of drain.py")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer, for the peers")
+    for name in PEERS:
+        parser.add_argument(f"--{name}", type=Path, metavar="VENV", help=f"the virtual environment that has {name}")
     options = parser.parse_args()
-    if options.child:
-        name, url, run, streams, requests = options.child
-        child(name, url, run, int(streams), int(requests))
-        return
     cores = sorted(os.sched_getaffinity(0))
-    client_cpu, stub_cpu = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    pinned = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    if pinned[1] is not None:
+        os.sched_setaffinity(0, {pinned[1]})
+    clients = {name: own(name) for name in filter(None, options.own.split(","))}
+    for name, kind in PEERS.items():
+        venv = getattr(options, name)
+        if venv is None or options.tokenizer is None:
+            print(f"- not run: {name} (no --{name}, or no --tokenizer)")
+        else:
+            clients[f"{name} {kind.version(venv)}"] = peer(name, Place(venv.absolute(), options.tokenizer.absolute()))
     libraries = ("httptools", "orjson", "uvloop", "aiohttp", "httpx")
-    print(f"Python {sys.version.split()[0]}, " + ", ".join(f"{name} {version(name)}" for name in libraries))
-    print("| client | burst, k tokens/CPU-s | µs/chunk | chunks/s | first token late, ms | its p99 | ITL p99 | start |")
-    print("|---|---|---|---|---|---|---|---|")
-    with stub(stub_cpu) as url:
-        for name in options.clients.split(",,"):
-            print(row(name, url, client_cpu, options.rounds), flush=True)
+    print(f"- Python {sys.version.split()[0]}, " + ", ".join(f"{name} {version(name)}" for name in libraries))
+    print(f"- {options.rounds} rounds, load average at the beginning {os.getloadavg()[0]:.1f}\n")
+    columns = [column for half in COLUMNS for column in half]
+    print("| " + " | ".join((*columns, "load average")) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, client in clients.items():
+        try:
+            line = row(name, client, pinned, options.rounds)
+        except (OSError, RuntimeError, KeyError, ValueError, subprocess.SubprocessError) as error:
+            line = f"| {name} | failed: {' '.join(str(error).split())[:200]} " + "|  " * (len(columns) - 2) + "|"
+        print(f"{line} {os.getloadavg()[0]:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""A stub server that streams chunks at exact times, for benchmarks/clients.py: `python benchmarks/stub.py --cpu 1`.
+"""A stub server that streams chunks at exact times, for benchmarks/clients.py: `python benchmarks/stub.py arrival 64`.
 
 One process, plain sockets, a heap of what is due: every chunk is a send of its own at its own time, spread over the
 gap, as tokens of independent streams come from a real server (an event loop's timers would send them in bunches of a
-millisecond). It prints its port, and serves until its stdin closes. `GET /truth` tells when it sent each first token
-(monotonic seconds, which all processes of a machine share) since it was last asked.
+millisecond). It serves until its stdin closes, and prints lines: its port, `first` when the first request of the load
+has come, `ended` when the last answer of so many has gone out. `GET /truth` tells how long each request really waited
+for its first token (seconds from the request's last byte), and how many answers there were. What clients ask
+beforehand (`/v1/models`, `/health`) is answered and not counted.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Pace:
 
 
 PACES = {
-    "burst": Pace(0.0, 0.0),
+    "burst8": Pace(0.0, 0.0),
+    "burst64": Pace(0.0, 0.0),
     "arrival": Pace(0.0, 0.005),
     "paced": Pace(0.1, 0.02),
     "stall": Pace(0.1, 0.02, 50, 0.2),
@@ -69,21 +72,25 @@ def token_event() -> bytes:
 
 TOKEN = token_event()
 USAGE = {"prompt_tokens": 512, "completion_tokens": TOKENS, "total_tokens": 512 + TOKENS}
+MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 32768}]}).encode()
 END = framed({"choices": [], "usage": USAGE}) + framed(b"[DONE]") + b"0\r\n\r\n"
 
 
 class Stub:
     """All connections and what is due on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace, expected: int) -> None:
+        self.pace = pace
+        self.expected = expected
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.poll = select.epoll()
         self.poll.register(self.listener, select.EPOLLIN)
         self.poll.register(sys.stdin, select.EPOLLIN)
         self.peers: dict[int, socket.socket] = {}
         self.unread: dict[int, bytes] = {}
-        self.due: list[tuple[float, int, int, float, Pace]] = []
-        self.first_sent: list[float] = []
+        self.due: list[tuple[float, int, int, float]] = []
+        self.waited_s: list[float] = []
+        self.answered = 0
 
     def serve(self) -> None:
         """Until stdin closes."""
@@ -122,41 +129,61 @@ class Stub:
         if not found or (length and len(body) < int(length[1])):
             return
         self.unread[number] = b""
-        name = head.split(b" ", 2)[1].split(b"/")[1].decode()
-        if name == "truth":
-            truth, self.first_sent = json.dumps(self.first_sent).encode(), []
-            self.peers[number].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(truth), truth))
+        verb, path, _ = head.split(b" ", 2)
+        if verb == b"GET" or not path.endswith(b"/completions"):
+            self.tell(number, path)
             return
-        pace = PACES[name]
-        if pace.gap_s == 0:
-            self.first_sent.append(time.monotonic())
+        if not self.waited_s and not self.due:
+            print("first", flush=True)
+        if self.pace.gap_s == 0:
+            self.waited_s.append(time.monotonic() - now)
             self.peers[number].sendall(HEAD + TOKEN * TOKENS + END)
+            self.end()
         else:
-            heapq.heappush(self.due, (now + pace.due(0), number, 0, now, pace))
+            heapq.heappush(self.due, (now + self.pace.due(0), number, 0, now))
+
+    def tell(self, number: int, path: bytes) -> None:
+        """What is no load."""
+        said, status = MODELS, b"200 OK"
+        if path.endswith(b"/truth"):
+            said = json.dumps({"waited_s": self.waited_s, "answered": self.answered}).encode()
+        elif not path.endswith((b"/models", b"/health")):
+            said, status = b"{}", b"404 Not Found"
+        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(said))
+        self.peers[number].sendall(head + said)
 
     def send(self) -> None:
         """What is due first."""
-        _, number, token, began, pace = heapq.heappop(self.due)
+        _, number, token, began = heapq.heappop(self.due)
         peer = self.peers.get(number)
         if peer is None:
             return
         if token == 0:
-            self.first_sent.append(time.monotonic())
+            self.waited_s.append(time.monotonic() - began)
         peer.send(TOKEN if token else HEAD + TOKEN)
         if token + 1 < TOKENS:
-            heapq.heappush(self.due, (began + pace.due(token + 1), number, token + 1, began, pace))
+            heapq.heappush(self.due, (began + self.pace.due(token + 1), number, token + 1, began))
         else:
             peer.send(END)
+            self.end()
+
+    def end(self) -> None:
+        """One answer has gone out."""
+        self.answered += 1
+        if self.answered == self.expected:
+            print("ended", flush=True)
 
 
 def main() -> None:
     """Serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pace", choices=PACES)
+    parser.add_argument("expected", type=int, help="answers after which the load has ended")
     parser.add_argument("--cpu", type=int, help="the core to stay on")
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
-    stub = Stub()
+    stub = Stub(PACES[options.pace], options.expected)
     print(stub.listener.getsockname()[1], flush=True)
     stub.serve()
 
