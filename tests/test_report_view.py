@@ -9,7 +9,7 @@ from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
 
 from orchestrator import verdict
 from orchestrator.records import BootResult, Evidence, LevelResult, Series
-from orchestrator.report import build_view, commands, evidence, wall, words
+from orchestrator.report import build_view, commands, evidence, figures, wall, words
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +230,16 @@ def test_the_wall_is_computed_from_its_inputs_where_they_are_known():
     # 936 GB/s ÷ 9.3 GiB = 93.7 steps a second; × 1.97 tokens a step × 8 streams = 1477 tok/s; 340 of it is 23 %.
     assert row == ("spec-1", "8", "9.30 GiB", "93.7", "1.97", "1477", "3", "23 %")
     assert "936 GB/s a card (2 × NVIDIA GeForce RTX 3090" in section.sentences[0]
+
+
+def test_the_wall_is_a_chart_of_each_boots_share_of_it():
+    view = sample(rehearsal=False).view()
+    (panel,) = figures.FIGURES["wall"](view)
+    svg = figures.as_svgs(view, "wall")[0]
+    assert view.section("wall").figure == "wall"
+    assert (panel.title, "of the wall" in svg, "100 %" in svg, "spec-1" in svg) == ("", True, True, True)
+    # 107.5 tok/s of 93.7 × 1.97 × 1 = 184.6 are 58 %; the fastest boot has a percent more.
+    assert "Nearest to it comes spec-1 at 1: 59 %." in view.section("wall").sentences
 
 
 def test_the_wall_says_what_it_lacks(view):

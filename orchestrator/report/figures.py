@@ -321,6 +321,50 @@ def _latency(view: View) -> list[Panel]:
     return [one for one in panels if one is not None]
 
 
+def _wall(view: View) -> list[Panel]:
+    """Each boot's share of its cell's wall."""
+    panels = []
+    for cache in view.caches:
+        for length in view.lengths:
+            curves = []
+            for variant, cells in _cells(view, cache):
+                mine = [cell for cell in cells if cell.verdict.level.input_tokens == length]
+                shares = {
+                    cell.verdict.concurrency: tuple(
+                        100 * point.value / wall for point in cell.points if point.value is not None
+                    )
+                    for cell in mine
+                    if (wall := view.walls.get((variant.verdict.name, cache, cell.verdict.level))) and _valued(cell)
+                }
+                refuted = (
+                    cell.verdict.concurrency for cell in mine if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
+                )
+                if shares:
+                    curves.append(Curve(variant, shares, frozenset(refuted)))
+
+            def draw(ax: Axes, ink: Ink, curves: Sequence[Curve] = tuple(curves)) -> None:
+                _legend(ax, ink, [_draw_curve(ax, ink, curve, view.concurrency) for curve in curves])
+                ax.axhline(100, color=ink.text, linewidth=1.2)
+                ax.set_ylim(
+                    0, max(105.0, *(value * 1.05 for one in curves for many in one.boots.values() for value in many))
+                )
+                ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+                _levels(ax, view.concurrency)
+                ax.set_ylabel("of the wall")
+
+            title = ", ".join(
+                part
+                for part in (
+                    cache if len(view.caches) > 1 else "",
+                    f"prompts of {length}" if length is not None else "",
+                )
+                if part
+            )
+            if curves:
+                panels.append(Panel(title, 4.5, 3.0, draw))
+    return panels
+
+
 def _medians_of(found: Sequence[TrialEnded], read: Callable[[TrialEnded], Quantiles]) -> tuple[float, ...]:
     return tuple(value for trial in found if (value := read(trial).p50) is not None)
 
@@ -592,6 +636,7 @@ FIGURES: Mapping[FigureName, Callable[[View], list[Panel]]] = {
     "boots": _boots,
     "throughput": _throughput,
     "latency": _latency,
+    "wall": _wall,
     "timeline": _timeline,
     "memory": _memory,
     "rulers": _rulers,

@@ -6,7 +6,8 @@ a figure or the CSV needs them (`points`, `boots`, `trials`); tables are text, r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.records import (
@@ -43,7 +44,7 @@ SectionKey = Literal[
     "excluded",
     "provenance",
 ]
-FigureName = Literal["boots", "throughput", "latency", "timeline", "memory", "rulers", "order"]
+FigureName = Literal["boots", "throughput", "latency", "wall", "timeline", "memory", "rulers", "order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class View:
     rulers: tuple[RulerRatio, ...]
     sections: tuple[Section, ...]
     steps: tuple[NextStep, ...] = ()
+    walls: Mapping[tuple[str, CacheState, Level], float] = field(default_factory=dict)
 
     @property
     def rehearsal(self) -> bool:

@@ -75,6 +75,7 @@ def build_view(
         rulers=ratios,
         sections=_shown([section for section in sections if section is not None]),
         steps=tuple(steps),
+        walls={key: one.tokens_per_s for key, one in wall.walls(variants, boots, started).items()},
     )
 
 

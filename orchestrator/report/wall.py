@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.records import CampaignStarted
+from orchestrator.records import CacheState, CampaignStarted, Level
 from orchestrator.report import trials, words
 from orchestrator.report.model import BootView, Section, Table, VariantView
 
@@ -57,7 +58,8 @@ def section(
         known = "the box names no GPU" if gpus is None else f"no bandwidth is known for {words.clean(gpus)}"
         missing = known if rate is None else "the engine's log does not say how much memory the weights take"
         return Section("wall", "The bandwidth wall", (f"Not computed: {missing}.",))
-    rows = [row for variant in variants for row in _rows(variant, boots, rate, weights)]
+    found = walls(variants, boots, started)
+    rows = [row for variant in variants for row in _rows(variant, found, rate, weights)]
     if not rows:
         return None
     card = words.clean(gpus or "")
@@ -69,7 +71,57 @@ def section(
     sentences = (f"{formula}, with {inputs}.", limits)
     columns = ("variant", "concurrency", "weights a card", "steps/s at most", "tokens a step", "wall", "boots", "share")
     table = Table("tok/s against the wall", columns, tuple(rows), numeric=frozenset(range(1, len(columns))))
-    return Section("wall", "The bandwidth wall", sentences, (table,))
+    return Section("wall", "The bandwidth wall", (*sentences, _nearest(variants, found)), (table,), figure="wall")
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """The wall of one cell in tok/s, and the tokens that one step gave a stream in it."""
+
+    tokens_per_s: float
+    tokens_per_step: float
+
+
+Walls = Mapping[tuple[str, CacheState, Level], Wall]
+
+
+def walls(variants: Sequence[VariantView], boots: Sequence[BootView], started: Sequence[CampaignStarted]) -> Walls:
+    """Variant, cache state and level → its wall; empty where bandwidth or weights are not known."""
+    rate = bandwidth(started[-1].fingerprint.get("gpus")) if started else None
+    weights = _weights_gib(boots)
+    if rate is None:
+        return {}
+    tokens: dict[tuple[str, CacheState, Level], list[float]] = {}
+    for trial in trials.good(boots):
+        if (given := trials.tokens_per_step(trial)) is not None:
+            tokens.setdefault((trial.variant, trial.cache, trial.level), []).append(given)
+    found = {}
+    for variant in variants:
+        name = variant.verdict.name
+        for cell in variant.cells:
+            key = name, cell.verdict.cache, cell.verdict.level
+            if name in weights and key in tokens:
+                middle = median(tokens[key])
+                found[key] = Wall(steps_per_s(rate, weights[name]) * middle * key[2].concurrency, middle)
+    return found
+
+
+def steps_per_s(rate: float, weights_gib: float) -> float:
+    """How often a second the weights of a card can be read: GB/s ÷ GiB."""
+    return rate * 1e9 / (weights_gib * 2**30)
+
+
+def _nearest(variants: Sequence[VariantView], found: Walls) -> str:
+    shares = [
+        (point.value / wall.tokens_per_s, variant.verdict.name, str(cell.verdict.level))
+        for variant in variants
+        for cell in variant.cells
+        if (wall := found.get((variant.verdict.name, cell.verdict.cache, cell.verdict.level))) is not None
+        for point in cell.points
+        if point.value is not None
+    ]
+    share, name, level = max(shares)
+    return f"Nearest to it comes {words.clean(name)} at {level}: {words.percent(share)}."
 
 
 def _weights_gib(boots: Sequence[BootView]) -> dict[str, float]:
@@ -81,37 +133,24 @@ def _weights_gib(boots: Sequence[BootView]) -> dict[str, float]:
     return {variant: median(values) for variant, values in found.items()}
 
 
-def _rows(
-    variant: VariantView, boots: Sequence[BootView], rate: float, weights: Mapping[str, float]
-) -> list[tuple[str, ...]]:
+def _rows(variant: VariantView, found: Walls, rate: float, weights: Mapping[str, float]) -> list[tuple[str, ...]]:
     name = variant.verdict.name
-    if name not in weights:
-        return []
-    steps = rate * 1e9 / (weights[name] * 2**30)
     rows: list[tuple[str, ...]] = []
     for cell in variant.cells:
-        level = cell.verdict.level
+        wall = found.get((name, cell.verdict.cache, cell.verdict.level))
         values = [point.value for point in cell.points if point.value is not None]
-        tokens = [
-            a
-            for trial in trials.good(boots)
-            if (trial.variant, trial.level, trial.cache) == (name, level, cell.verdict.cache)
-            and (a := trials.tokens_per_step(trial)) is not None
-        ]
-        if not values or not tokens:
+        if not values or wall is None:
             continue
-        middle = median(tokens)
-        wall = steps * middle * level.concurrency
-        low, high = min(values) / wall, max(values) / wall
+        low, high = min(values) / wall.tokens_per_s, max(values) / wall.tokens_per_s
         share = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
         rows.append(
             (
                 words.clean(name),
-                str(level),
+                str(cell.verdict.level),
                 f"{weights[name]:.2f} GiB",
-                f"{steps:.1f}",
-                f"{middle:.2f}",
-                words.number(wall),
+                f"{steps_per_s(rate, weights[name]):.1f}",
+                f"{wall.tokens_per_step:.2f}",
+                words.number(wall.tokens_per_s),
                 str(len(values)),
                 share.replace("%", " %"),
             )
