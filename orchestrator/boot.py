@@ -741,10 +741,41 @@ class _Boot:
     def trials(self) -> _Work:
         """Levels ascending; a window that was disturbed is measured again, at most three times."""
         for level in self.rig.levels:
+            if (why := self.too_long(level)) is not None:
+                yield self.unmeasured(level, why)
+                continue
             taken = itertools.count(1)
             for _ in range(self.rig.load.windows):
                 yield from self.window(level, taken)
         return _Done()
+
+    def length(self, level: Level) -> int | None:
+        """How long the prompts of a level are, tokens; None where they are the user's own."""
+        return level.input_tokens or next(iter(self.rig.load.lengths), None)
+
+    def too_long(self, level: Level) -> str | None:
+        """Why a level cannot be measured: with the engine's own word on its context, where no flag stated it.
+
+        The only length of an experiment is cut to what fits, with a warning; one of several would be another level.
+        """
+        room = None if self.scale is None else self.scale.max_model_len
+        asked, answer = level.input_tokens, self.rig.load.output_tokens
+        if room is None or asked is None or asked + answer <= room:
+            return None
+        return f"too_long: {asked} tokens in and {answer} out do not fit into the engine's context of {room}"
+
+    def unmeasured(self, level: Level, why: str) -> TrialEnded:
+        """A level that nobody can measure, for the books."""
+        return TrialEnded(
+            **self.key,
+            concurrency=level.concurrency,
+            input_tokens=self.length(level),
+            window_s=None,
+            tokens=None,
+            tokens_per_s=None,
+            valid=False,
+            invalid_reasons=(why,),
+        )
 
     def window(self, level: Level, taken: Iterator[int]) -> Iterator[TrialEnded]:
         """One window at one level, with its repeats; `taken` numbers all trials of the level."""
@@ -764,7 +795,7 @@ class _Boot:
         assert self.target is not None
         assert self.watch is not None
         before = self.identity
-        length = level.input_tokens or self.rig.load.lengths[0]
+        length = self.length(level)
         begun = time.monotonic()
         gpus = None if self.gpus is None else gpuwatch.GpuWatch(self.rig.transport)
         with gpus or nullcontext(), self.engine_time():

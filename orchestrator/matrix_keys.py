@@ -156,18 +156,21 @@ class LoadSpec(Keys):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The prompt lengths, ascending."""
+        """The prompt lengths, ascending; none where the prompts are the user's own."""
+        if self.prompts is not None:
+            return ()
         return (self.input_tokens,) if isinstance(self.input_tokens, int) else self.input_tokens
 
-    def at(self, length: int) -> OneLoad:
-        """The load of one trial: with prompts of this length."""
-        return OneLoad(**{**{name: getattr(self, name) for name in self.model_fields_set}, "input_tokens": length})
+    def at(self, length: int | None) -> OneLoad:
+        """The load of one trial: with prompts of this length; None where the prompts are the user's own."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "input_tokens"}
+        return OneLoad(**given, **({} if length is None else {"input_tokens": length}))
 
 
 class OneLoad(LoadSpec):
     """The load of one trial."""
 
-    input_tokens: Length
+    input_tokens: Length = 512
 
 
 class Deadlines(Keys):

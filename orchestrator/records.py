@@ -381,8 +381,8 @@ class CampaignStarted(Record):
 
     @property
     def input_tokens(self) -> tuple[int, ...]:
-        """The prompt lengths of its load, ascending; empty where the load names none."""
-        given = self.load.get("input_tokens")
+        """The prompt lengths of its load, ascending; empty where it names none, or the prompts are the user's own."""
+        given = self.load.get("input_tokens") if self.load.get("prompts") is None else None
         lengths = given if isinstance(given, list | tuple) else [given]
         return tuple(sorted({length for length in lengths if isinstance(length, int)}))
 

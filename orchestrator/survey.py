@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -188,7 +188,7 @@ def survey(design: Design, transport: Transport) -> Site:
     """Reads what is on the box and composes every variant; changes nothing.
 
     Raises:
-        MatrixError: variants that cannot be composed, all at once.
+        MatrixError: variants that cannot be composed, prompts that are too long for a variant, all at once.
         BoxError: no such unit, no access.
     """
     matrix, box = design.matrix, design.box
@@ -206,6 +206,7 @@ def survey(design: Design, transport: Transport) -> Site:
             launches[variant.name] = replace(composed, env=env)
         else:
             problems += [_problem(matrix, variant, problem) for problem in composed]
+    problems += too_long(matrix, {name: engine.limits(launch.argv).max_model_len for name, launch in launches.items()})
     if problems:
         raise MatrixError(problems)
     production = _production(design.records, service)
@@ -223,6 +224,29 @@ def survey(design: Design, transport: Transport) -> Site:
         has_production=box.service != "process" or production.active,
         own=own_launch(box, unit),
     )
+
+
+def too_long(matrix: Matrix, contexts: Mapping[str, int | None]) -> list[str]:
+    """Prompt lengths of the chosen box that do not fit into a variant's context together with the answer.
+
+    Args:
+        matrix: With the load.
+        contexts: The context of each variant's model, tokens; None where its command does not state it.
+    """
+    load, own = matrix.effective_load(), matrix.target.load
+    mine = own is not None and bool(own.model_fields_set & {"input_tokens", "output_tokens"})
+    place = ("boxes", matrix.box, "load", "input_tokens") if mine else ("load", "input_tokens")
+    problems = []
+    for length in load.lengths:
+        short = {name: room for name, room in contexts.items() if room and 0 < room < length + load.output_tokens}
+        if short:
+            room = min(short.values())
+            names = ", ".join(short)
+            what = f"{length} tokens in and {load.output_tokens} out do not fit into --max-model-len {room} ({names})"
+            fits = room - load.output_tokens
+            accepted = f"at most {fits} tokens in" if fits > 0 else "a shorter answer, or a longer --max-model-len"
+            problems.append(matrix.problem(*place, what=what, accepted=accepted))
+    return problems
 
 
 def engine_fingerprint(transport: Transport, unit: UnitFacts, launches: dict[str, Launch]) -> dict[str, str | None]:

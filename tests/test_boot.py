@@ -232,6 +232,36 @@ def test_a_server_that_refuses_our_model_or_key_disturbs_the_boot_at_once_and_bl
     assert bench.step("first_request").seconds < 10
 
 
+def test_each_concurrency_is_measured_at_each_prompt_length_and_longer_prompts_are_slower(bench):
+    bench.load = LOAD.model_copy(update={"input_tokens": (16, 4000)})
+    bench.boot(bench.launch(1))
+    assert (bench.end.boot_outcome, bench.step("headroom").facts["prompt_tokens"]) == ("completed", 4000)
+    assert [(str(trial.level), trial.valid) for trial in bench.trials] == [
+        ("1@16", True),
+        ("2@16", True),
+        ("1@4000", True),
+        ("2@4000", True),
+    ]
+    short, long = ([trial.tokens_per_s for trial in bench.trials if trial.input_tokens == n] for n in (16, 4000))
+    assert all(slow < fast for slow, fast in zip(long, short, strict=True))
+    rows = (bench.boot_folder("b01-v") / "requests-c2@4000.jsonl").read_bytes().splitlines()
+    told = {orjson.loads(row)["prompt_tokens"] for row in rows} - {None}
+    assert told
+    assert all(abs(tokens - 4000) <= 40 for tokens in told)
+
+
+def test_a_length_that_the_engine_has_no_room_for_is_told_and_the_others_are_measured(bench):
+    bench.load = LOAD.model_copy(update={"input_tokens": (16, 98300)})
+    bench.levels = (1,)
+    bench.boot(bench.launch(1))
+    assert bench.end.boot_outcome == "completed"
+    short, long = bench.trials
+    assert (short.valid, long.valid, long.failed) == (True, False, False)
+    assert long.invalid_reasons == (
+        "too_long: 98300 tokens in and 8 out do not fit into the engine's context of 98304",
+    )
+
+
 def test_several_windows_of_a_level_are_trials_of_their_own_with_prompts_of_their_own(bench):
     bench.load = LOAD.model_copy(update={"windows": 2})
     bench.levels = (1,)

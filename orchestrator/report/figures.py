@@ -6,6 +6,7 @@ Variants differ by marker as well as by colour.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from orchestrator.records import CacheState, Quantiles, TrialEnded
+from orchestrator.records import CacheState, Level, Quantiles, TrialEnded
 from orchestrator.report import boots as boot_room
 from orchestrator.report import canvas, memory, trials, words
 from orchestrator.report.canvas import Ink, Panel
@@ -66,28 +67,37 @@ def name_shown(text: str) -> str:
     return words.clean(text, NAME_LIMIT).replace("$", r"\$")
 
 
-def _cells(view: View, cache: CacheState) -> list[tuple[VariantView, list[CellView]]]:
-    return [(one, [cell for cell in one.cells if cell.verdict.cache == cache]) for one in view.variants]
+def _cells(view: View, cache: CacheState, length: int | None) -> list[tuple[VariantView, list[CellView]]]:
+    """Each variant's cells in one cache state with prompts of one length."""
+    where = (cache, length)
+    return [
+        (one, [cell for cell in one.cells if (cell.verdict.cache, cell.verdict.level.input_tokens) == where])
+        for one in view.variants
+    ]
+
+
+def _titled(view: View, title: str, cache: CacheState, length: int | None) -> str:
+    """A panel's title; cache state and prompt length are named where there are several."""
+    prompts = "" if length is None else f"prompts of {length} tokens"
+    return ", ".join(part for part in (title, prompts, cache if len(view.caches) > 1 else "") if part)
 
 
 # --- boots as points ------------------------------------------------------------------------------------------------
 
 
 def _boots(view: View) -> list[Panel]:
-    caches = view.caches
     panels = []
-    for cache in caches:
-        for level in view.concurrency:
+    for cache in view.caches:
+        for level in view.levels:
             rows = [
                 (variant, cell)
-                for variant, cells in _cells(view, cache)
+                for variant, cells in _cells(view, cache, level.input_tokens)
                 for cell in cells
-                if cell.verdict.concurrency == level
+                if cell.verdict.level == level
             ]
             if not rows:
                 continue
-            streams = words.plural(level, "stream")
-            title = f"{streams}, {cache}" if len(caches) > 1 else streams
+            title = _titled(view, words.plural(level.concurrency, "stream"), cache, level.input_tokens)
 
             def draw(ax: Axes, ink: Ink, rows: list[tuple[VariantView, CellView]] = rows) -> None:
                 _draw_boots(ax, ink, rows)
@@ -190,16 +200,16 @@ def _legend(ax: Axes, ink: Ink, handles: Sequence[Line2D | Patch], columns: int 
 
 def _throughput(view: View) -> list[Panel]:
     panels = []
-    caches = view.caches
-    for cache in caches:
-        cells = [(variant, mine) for variant, mine in _cells(view, cache) if any(_valued(cell) for cell in mine)]
+    for cache, length in itertools.product(view.caches, view.lengths):
+        every = _cells(view, cache, length)
+        cells = [(variant, mine) for variant, mine in every if any(_valued(cell) for cell in mine)]
         if not cells:
             continue
 
         def draw(ax: Axes, ink: Ink, cells: list[tuple[VariantView, list[CellView]]] = cells) -> None:
             _draw_throughput(ax, ink, cells, view.concurrency)
 
-        panels.append(Panel(cache if len(caches) > 1 else "", 4.5, 3.5, draw))
+        panels.append(Panel(_titled(view, "", cache, length), 4.5, 3.5, draw))
     return panels
 
 
@@ -275,7 +285,7 @@ def _log_where_wide(ax: Axes, values: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One variant against concurrency: level → one value a boot, and the levels at which its boots disagree."""
+    """One variant against concurrency: streams → one value a boot, and the streams at which its boots disagree."""
 
     variant: VariantView
     boots: Mapping[int, tuple[float, ...]]
@@ -283,17 +293,19 @@ class Curve:
 
 
 def _latency(view: View) -> list[Panel]:
-    groups: dict[tuple[str, CacheState, int], list[TrialEnded]] = defaultdict(list)
+    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
     for trial in trials.good(view.boots):
-        groups[trial.variant, trial.cache, trial.concurrency].append(trial)
+        groups[trial.variant, trial.cache, trial.level].append(trial)
 
-    def panel(title: str, cache: CacheState, read: Callable[[TrialEnded], Quantiles]) -> Panel | None:
+    def panel(
+        title: str, cache: CacheState, length: int | None, read: Callable[[TrialEnded], Quantiles]
+    ) -> Panel | None:
         curves = []
-        for variant, cells in _cells(view, cache):
+        for variant, cells in _cells(view, cache, length):
             boots = {
-                level: values
-                for level in view.concurrency
-                if (values := _medians_of(groups[variant.verdict.name, cache, level], read))
+                streams: values
+                for streams in view.concurrency
+                if (values := _medians_of(groups[variant.verdict.name, cache, Level(streams, length)], read))
             }
             refuted = (
                 cell.verdict.concurrency for cell in cells if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
@@ -307,12 +319,11 @@ def _latency(view: View) -> list[Panel]:
             _levels(ax, view.concurrency)
             ax.set_ylabel("ms, median request")
 
-        whole = f"{title}, {cache}" if len(view.caches) > 1 else title
-        return Panel(whole, 4.3, 3.2, draw) if curves else None
+        return Panel(_titled(view, title, cache, length), 4.3, 3.2, draw) if curves else None
 
     panels = (
-        panel(title, cache, read)
-        for cache in view.caches
+        panel(title, cache, length, read)
+        for cache, length in itertools.product(view.caches, view.lengths)
         for title, read in (
             ("time to first token", lambda trial: trial.ttft_ms),
             ("time between chunks", lambda trial: trial.itl_ms),
@@ -585,7 +596,7 @@ def _rulers(view: View) -> list[Panel]:
         ax.set_xlim(left=0)
         ax.tick_params(axis="y", length=0)
         ax.grid(axis="x")
-        ax.set_xlabel("ruler ÷ counter (1 agrees; one mark a variant and concurrency)")
+        ax.set_xlabel(f"ruler ÷ counter (1 agrees; one mark a variant and {words.level_column(view.levels)})")
         handles = [
             Line2D(
                 [],

@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
-from orchestrator.records import VariantAnswer
+from orchestrator.records import Level, VariantAnswer
 from orchestrator.report import words
 from orchestrator.report.model import CellView, EvidenceView, NextStep, Table, VariantView, View
 
@@ -121,7 +121,7 @@ def _step(step: NextStep) -> str:
 
 
 def _verdicts(view: View) -> Iterator[str]:
-    levels = view.concurrency
+    levels = view.levels
     several = len(view.caches) > 1
     rows = []
     for variant in view.variants:
@@ -135,15 +135,16 @@ def _verdicts(view: View) -> Iterator[str]:
         )
     columns = ("variant", "verdict", *(f"tok/s at {level}" for level in levels), "boots", "reasons")
     yield _rows(columns, rows, frozenset(range(2, 3 + len(levels))))
+    note = f" `{meant}`." if (meant := words.level_note(levels)) else ""
     yield (
         "<sub>`=` the boots reproduce; `?` too few boots to say; `≠` they do not reproduce: they stand one by one, and "
-        "no mean exists.</sub>"
+        f"no mean exists.{note}</sub>"
     )
     yield "\n".join(f"- {escape(one.verdict.sentence)}" for one in view.variants if one.verdict.sentence)
 
 
-def _at(variant: VariantView, level: int) -> list[CellView]:
-    return [cell for cell in variant.cells if cell.verdict.concurrency == level]
+def _at(variant: VariantView, level: Level) -> list[CellView]:
+    return [cell for cell in variant.cells if cell.verdict.level == level]
 
 
 def _cell(cell: CellView, *, several: bool) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.records import CacheState, CellVerdict, VariantAnswer, VariantVerdict, Verdicts
+from orchestrator.records import CacheState, CellVerdict, Level, VariantAnswer, VariantVerdict, Verdicts
 from orchestrator.report import words
 
 _STYLES: dict[VariantAnswer, str] = {
@@ -20,35 +20,49 @@ _STYLES: dict[VariantAnswer, str] = {
 }
 
 
-Lost = Mapping[tuple[str, CacheState, int], str]
-"""What stands where a cell has no value, as `died`: variant, cache state, concurrency → word."""
+Lost = Mapping[tuple[str, CacheState, Level], str]
+"""What stands where a cell has no value, as `died`: variant, cache state, level → word."""
 
 
 def table(verdicts: Verdicts, lost: Lost | None = None) -> RenderableType:
     """The verdicts as something that rich prints: one row a variant, the reasons, and the answer in a sentence.
 
     Fits into 80 columns with four levels: boots that do not reproduce stand below each other, reasons below the table.
+    With several prompt lengths a variant has a row for each.
     """
     lost = lost or {}
-    levels = sorted({cell.concurrency for variant in verdicts.variants for cell in variant.cells})
+    levels = sorted({cell.level for variant in verdicts.variants for cell in variant.cells})
+    lengths = list(dict.fromkeys(level.input_tokens for level in levels)) or [None]
+    prompts = lengths != [None]
     several = len({cell.cache for variant in verdicts.variants for cell in variant.cells}) > 1
     ranked = words.by_rank(verdicts.variants)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("variant", overflow="fold")
     grid.add_column("verdict", no_wrap=True)
-    for level in levels:
-        grid.add_column(f"at {level}", justify="right")
+    if prompts:
+        grid.add_column("prompt", justify="right", no_wrap=True)
+    streams = sorted({level.concurrency for level in levels})
+    for count in streams:
+        grid.add_column(f"at {count}", justify="right")
     grid.add_column("boots", justify="right", no_wrap=True)
     for variant in ranked:
         # Names come from files: Text, because a plain string would be read as markup.
-        cells = (_cells(_at(variant, level, lost), several=several) for level in levels)
+        rows = [
+            [_cells(_at(variant, Level(count, length), lost), several=several) for count in streams]
+            for length in lengths
+        ]
         died = f", {variant.boots_failed} died" if variant.boots_failed else ""
         answer = Text(variant.verdict, style=_STYLES[variant.verdict])
         if variant.verdict == "WINNER" and verdicts.provisional:
             answer.append("\nprovisional", style="dim")
-        grid.add_row(Text(words.clean(variant.name)), answer, *cells, Text(f"{variant.boots}{died}"))
+        told = [[Text("–" if length is None else f"{length}")] if prompts else [] for length in lengths]
+        ends = [Text(f"{variant.boots}{died}"), *(Text("") for _ in rows[1:])]
+        heads = [(Text(words.clean(variant.name)), answer), *((Text(""), Text("")) for _ in rows[1:])]
+        for head, prompt, cells, end in zip(heads, told, rows, ends, strict=True):
+            grid.add_row(*head, *prompt, *cells, end)
     stamp = [Text(f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}", style="bold yellow")] if verdicts.rehearsal else []
-    unit = Text("tok/s against concurrency; boots that do not reproduce stand one by one", style="dim")
+    against = "concurrency and prompt tokens" if prompts else "concurrency"
+    unit = Text(f"tok/s against {against}; boots that do not reproduce stand one by one", style="dim")
     reasons = [
         Text(words.clean(f"{variant.name}: {', '.join(variant.reasons)}"), style=_STYLES[variant.verdict])
         for variant in ranked
@@ -58,9 +72,9 @@ def table(verdicts: Verdicts, lost: Lost | None = None) -> RenderableType:
     return Group(*stamp, grid, unit, Text(""), *reasons, Text(""), Text(words.clean(verdicts.sentence)), *notes)
 
 
-def _at(variant: VariantVerdict, level: int, lost: Lost) -> list[tuple[CellVerdict, str | None]]:
+def _at(variant: VariantVerdict, level: Level, lost: Lost) -> list[tuple[CellVerdict, str | None]]:
     """The cells of one level with the words for those that have no value."""
-    cells = (cell for cell in variant.cells if cell.concurrency == level)
+    cells = (cell for cell in variant.cells if cell.level == level)
     return [(cell, lost.get((variant.name, cell.cache, level))) for cell in cells]
 
 

@@ -86,7 +86,7 @@ def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> S
     )
     table = Table(
         "Ruler ÷ counter, median over trials",
-        ("variant", "concurrency", "trials", *RULERS),
+        ("variant", words.level_column(one.level for one in ratios), "trials", *RULERS),
         rows,
         numeric=frozenset(range(1, 3 + len(RULERS))),
     )
@@ -158,22 +158,23 @@ def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
 
 def latency_section(boots: Sequence[BootView]) -> Section | None:
     """Time to the first token, between tokens and end to end; median over boots of each boot's quantile."""
-    groups: dict[tuple[str, CacheState, int], list[TrialEnded]] = defaultdict(list)
+    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
     for trial in good(boots):
-        groups[trial.variant, trial.cache, trial.concurrency].append(trial)
+        groups[trial.variant, trial.cache, trial.level].append(trial)
     several = len({cache for _, cache, _ in groups}) > 1
     rows = tuple(
         (
             words.clean(variant) + (f" ({cache})" if several else ""),
-            str(concurrency),
+            str(level),
             str(len(trials)),
             *_quantile_cells(trials),
         )
-        for (variant, cache, concurrency), trials in sorted(groups.items())
+        for (variant, cache, level), trials in sorted(groups.items(), key=lambda item: item[0])
     )
     if not rows or all(cell == words.ABSENT for row in rows for cell in row[3:]):
         return None
-    columns = ("variant", "concurrency", "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
+    at = words.level_column(level for _, _, level in groups)
+    columns = ("variant", at, "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
     table = Table("Latency in ms", columns, rows, numeric=frozenset(range(1, len(columns))), folded=True)
     sentences = (
         "Each mark is one boot's median request; a line joins the median boots, and stands only where boots agree.",
@@ -229,7 +230,8 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
             f"{words.plural(len(moved), 'cell')}. S is the engine (memory, graphs, clocks); A is the content."
         ),
     )
-    columns = ("variant", "concurrency", "fastest", "slowest", "tok/s", "A", "S", "moved")
+    at = words.level_column(cell.verdict.level for variant in variants for cell in variant.cells)
+    columns = ("variant", at, "fastest", "slowest", "tok/s", "A", "S", "moved")
     table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6}))
     return Section("attribution", "Why it moved", sentences, (table,))
 

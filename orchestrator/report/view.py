@@ -119,14 +119,14 @@ def _agreements(variants: Sequence[VariantView]) -> Iterator[str]:
     for variant in variants:
         for cell in variant.cells:
             if cell.agreement is not None:
-                level = str(cell.verdict.concurrency)
+                level = str(cell.verdict.level)
                 found.setdefault(cell.agreement, {}).setdefault(words.clean(variant.verdict.name), []).append(level)
     for sentence, cells in found.items():
         where = "; ".join(f"{name} at {words.listing(levels)}" for name, levels in cells.items())
         yield f"{sentence[0].upper()}{sentence[1:]} ({where})."
 
 
-def lost_words(verdicts: Verdicts, series: Series) -> dict[tuple[str, CacheState, int], str]:
+def lost_words(verdicts: Verdicts, series: Series) -> dict[tuple[str, CacheState, Level], str]:
     """What became of each cell that has no value: `died`, `failed`, `invalid`; nothing where nobody measured."""
     boots = boot_room.collect((), series)
     found = {}
@@ -135,7 +135,7 @@ def lost_words(verdicts: Verdicts, series: Series) -> dict[tuple[str, CacheState
         for cell in variant.cells:
             said = lost(tuple(_points(cell, mine)))
             if said != words.ABSENT:
-                found[variant.name, cell.cache, cell.concurrency] = said
+                found[variant.name, cell.cache, cell.level] = said
     return found
 
 
@@ -270,11 +270,11 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
             worth = cell.agreement or words.ABSENT
             more = words.ABSENT if cell.verdict.more_boots is None else str(cell.verdict.more_boots)
             spread = words.spread(cell.verdict).removeprefix("spread ")
-            level = str(cell.verdict.concurrency)
+            level = str(cell.verdict.level)
             rows.append((name, level, boots, estimate, bounds, spread, state, more, worth))
     columns = (
         "variant",
-        "concurrency",
+        words.level_column(cell.verdict.level for variant in variants for cell in variant.cells),
         "boots, tok/s",
         "estimate",
         "95 % interval",
@@ -285,7 +285,7 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
     )
     table = Table("Every boot of every cell", columns, tuple(rows), numeric=frozenset({1, 3, 7}), folded=True)
     refuted = [
-        f"{words.clean(variant.verdict.name)} at {cell.verdict.concurrency}"
+        f"{words.clean(variant.verdict.name)} at {cell.verdict.level}"
         for variant in variants
         for cell in variant.cells
         if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
@@ -302,12 +302,12 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
 
 
 def _throughput_section(variants: Sequence[VariantView]) -> Section:
-    levels = sorted({cell.verdict.concurrency for variant in variants for cell in variant.cells})
+    levels = sorted({cell.verdict.level for variant in variants for cell in variant.cells})
     caches = {cell.verdict.cache for variant in variants for cell in variant.cells}
     rows = []
     for variant in variants:
         for cache in sorted(caches):
-            cells = {cell.verdict.concurrency: cell for cell in variant.cells if cell.verdict.cache == cache}
+            cells = {cell.verdict.level: cell for cell in variant.cells if cell.verdict.cache == cache}
             name = words.clean(variant.verdict.name) + (f" ({cache})" if len(caches) > 1 else "")
             if cells:
                 rows.append((name, *(cells[level].short if level in cells else words.ABSENT for level in levels)))
@@ -325,13 +325,17 @@ def _throughput_sentences(variants: Sequence[VariantView]) -> Iterator[str]:
     yield "A line joins the estimates of one variant; boots that disagree stand as single open marks, without a line."
     winner = next((one for one in variants if one.verdict.verdict == "WINNER"), None)
     if winner is not None:
-        valued = [cell for cell in winner.cells if cell.verdict.estimate is not None]
-        if len(valued) > 1:
-            low, high = valued[0], valued[-1]
-            yield (
-                f"{words.clean(winner.verdict.name)} gives {words.number(low.verdict.estimate)} tok/s at "
-                f"{low.verdict.concurrency} and {words.number(high.verdict.estimate)} at {high.verdict.concurrency}."
-            )
+        by_length: dict[int | None, list[CellVerdict]] = {}
+        for cell in winner.verdict.cells:
+            if cell.estimate is not None:
+                by_length.setdefault(cell.level.input_tokens, []).append(cell)
+        for valued in by_length.values():
+            if len(valued) > 1:
+                low, high = valued[0], valued[-1]
+                yield (
+                    f"{words.clean(winner.verdict.name)} gives {words.number(low.estimate)} tok/s at {low.level} and "
+                    f"{words.number(high.estimate)} at {high.level}."
+                )
     without = [
         words.clean(one.verdict.name) for one in variants if all(cell.verdict.estimate is None for cell in one.cells)
     ]

@@ -69,7 +69,8 @@ def section(
         "It is one for dense weights without KV cache traffic; a share far below it is no proof that more is possible."
     )
     sentences = (f"{formula}, with {inputs}.", limits)
-    columns = ("variant", "concurrency", "weights a card", "steps/s at most", "tokens a step", "wall", "boots", "share")
+    at = words.level_column(cell.verdict.level for variant in variants for cell in variant.cells)
+    columns = ("variant", at, "weights a card", "steps/s at most", "tokens a step", "wall", "boots", "share")
     table = Table("tok/s against the wall", columns, tuple(rows), numeric=frozenset(range(1, len(columns))))
     return Section("wall", "The bandwidth wall", (*sentences, _nearest(variants, found)), (table,), figure="wall")
 

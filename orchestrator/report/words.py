@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from orchestrator.records import CellVerdict, Reproducibility, VariantAnswer, VariantVerdict
+from orchestrator.records import CellVerdict, Level, Reproducibility, VariantAnswer, VariantVerdict
+from orchestrator.verdict.wording import streams
 
 ABSENT = "–"
 REHEARSAL = "REHEARSAL"
@@ -69,6 +70,17 @@ def seconds(value: float | None) -> str:
 def interval(bounds: tuple[float, float] | None) -> str:
     """`65.0 to 68.9`, `–` without one."""
     return ABSENT if bounds is None else f"{number(bounds[0])} to {number(bounds[1])}"
+
+
+def level_column(levels: Iterable[Level]) -> str:
+    """The head of a column of levels."""
+    return "level" if any(level.input_tokens is not None for level in levels) else "concurrency"
+
+
+def level_note(levels: Sequence[Level]) -> str:
+    """What a level's spelling means, `8@8000 is 8 streams with prompts of 8000 tokens`; nothing where all is plain."""
+    named = [level for level in levels if level.input_tokens is not None]
+    return f"{named[-1]} is {streams(named[-1:])}" if named else ""
 
 
 def listing(items: Iterable[str]) -> str:
