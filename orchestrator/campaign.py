@@ -478,6 +478,9 @@ def _started(design: Design, site: Site) -> CampaignStarted:
         objective=matrix.objective,
         constraints=matrix.constraints,
         claims=matrix.claims,
+        memory_bandwidth_gb_s=design.box.memory_bandwidth_gb_s,
+        weights_gib=design.box.weights_gib,
+        checkpoint_gib=site.checkpoint_gib,
     )
 
 

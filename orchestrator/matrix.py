@@ -72,6 +72,8 @@ _BOX_MAY_CHANGE = frozenset(
         "reconnect_s",
         "port",
         "isolate_port",
+        "memory_bandwidth_gb_s",
+        "weights_gib",
     }
     | {"load", "deadlines", "name"}
 )

@@ -389,6 +389,19 @@ class BoxKeys(Keys):
         gt=0,
         le=1,
     )
+    memory_bandwidth_gb_s: float | None = key(
+        None,
+        "For the bandwidth wall: what the memory of one card gives at most, GB/s. Default: by the card's name.",
+        "a number above 0",
+        gt=0,
+    )
+    weights_gib: float | None = key(
+        None,
+        "For the bandwidth wall: how much weight one card reads in a step, GiB; a mixture of experts reads less than "
+        "it holds. Default: what the engine's log says, else the checkpoint's size.",
+        "a number above 0",
+        gt=0,
+    )
     dead_man_s: Seconds = key(
         900.0, "The box restores production by itself when nothing was heard from us for so long.", _POSITIVE
     )

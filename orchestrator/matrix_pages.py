@@ -232,8 +232,8 @@ experiment began with: variants and their flags, `concurrency`, `cache`, `headro
 `objective`, `constraints`, `claims`, the load (of `prompts` what the file says, not its name), the
 deadlines that decide an outcome (all but `clean_slate_s`, `stop_s`, `command_s`, `on_end_s`), and of the box its
 `service`, `unit`, `unit_file` (its name), `program`, `engine`, `isolate`, `env`, `time_scale`. Free to change: `boots`,
-`seed` (the plan keeps the one that it began with), `box`, `limits`, `on_end`, `rules`, comments, order, and how the box
-is reached. `--new` starts afresh.
+`seed` (the plan keeps the one that it began with), `box`, `limits`, `on_end`, `rules`, comments, order, what the
+report's bandwidth wall is made of, and how the box is reached. `--new` starts afresh.
 
 ## Where results go
 

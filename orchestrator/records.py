@@ -354,6 +354,8 @@ class CampaignStarted(Record):
 
     `changes` counts per variant the flags that differ from production's; `production_variant` is the one that differs
     in none. `commands` are the variants' command lines as composed, `base_command` production's.
+    `memory_bandwidth_gb_s` and `weights_gib` are what matrix.yaml says of one card, `checkpoint_gib` what the models'
+    files come to on one, by variant.
     """
 
     kind: Literal["campaign_started"] = "campaign_started"
@@ -390,6 +392,10 @@ class CampaignStarted(Record):
     def levels(self) -> tuple[Level, ...]:
         """What each boot measures, in order."""
         return levels_of(self.concurrency, self.input_tokens)
+
+    memory_bandwidth_gb_s: float | None = None
+    weights_gib: float | None = None
+    checkpoint_gib: dict[str, float] = Field(default_factory=dict)
 
 
 class BootStarted(BootRecord):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from orchestrator import scrape
-from orchestrator.box import facts, unitfile
+from orchestrator.box import checkpoint, facts, unitfile
 from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
 from orchestrator.box.services import Service, UnitFacts, make_service
 from orchestrator.box.transports import Transport
@@ -91,6 +91,7 @@ class Site:
     rehearsal: bool
     has_production: bool
     own: Launch | None
+    checkpoint_gib: dict[str, float] = field(default_factory=dict)
 
     @property
     def production_variant(self) -> str | None:
@@ -223,6 +224,7 @@ def survey(design: Design, transport: Transport) -> Site:
         rehearsal=rehearsal,
         has_production=box.service != "process" or production.active,
         own=own_launch(box, unit),
+        checkpoint_gib=checkpoint.per_card_gib(transport, {name: one.argv for name, one in launches.items()}),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
 
 from orchestrator import verdict
-from orchestrator.records import BootResult, Evidence, LevelResult, Series
+from orchestrator.records import BootResult, CampaignStarted, Evidence, JournalAnswered, LevelResult, Series
 from orchestrator.report import build_view, commands, evidence, figures, wall, words
 
 
@@ -248,12 +248,62 @@ def test_the_wall_says_what_it_lacks(view):
     assert "The bandwidth wall is not shown: the box names no GPU." in said
 
 
+def walled(*, timeline=True, **started):
+    """The sample with other inputs of the wall."""
+    made = sample(rehearsal=False)
+    records = tuple(
+        record.model_copy(update=started)
+        if isinstance(record, CampaignStarted)
+        else record.model_copy(update={"answer": record.answer.model_copy(update={"timeline": None})})
+        if isinstance(record, JournalAnswered) and not timeline
+        else record
+        for record in made.records
+    )
+    return build_view(records, made.series, made.verdicts)
+
+
+def test_what_matrix_yaml_says_of_a_card_and_its_weights_goes_before_the_table_and_the_log():
+    section = walled(memory_bandwidth_gb_s=1000.0, weights_gib=4.65).section("wall")
+    row = next(row for row in section.tables[0].rows if row[:2] == ("spec-1", "8"))
+    # 1000 GB/s ÷ 4.65 GiB = 200.3 steps a second; × 1.97 × 8 = 3156; 340 of it is 11 %.
+    assert row == ("spec-1", "8", "4.65 GiB", "200.3", "1.97", "3156", "3", "11 %")
+    assert "1000 GB/s a card (matrix.yaml)" in section.sentences[0]
+    assert section.sentences[0].endswith("reads in a step, from matrix.yaml.")
+
+
+def test_where_the_log_is_mute_the_checkpoints_size_is_the_weights():
+    section = walled(timeline=False, checkpoint_gib={"spec-1": 9.3}).section("wall")
+    assert {row[0] for row in section.tables[0].rows} == {"spec-1"}
+    assert section.sentences[0].endswith("from the checkpoint's size.")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lacks"),
+    [
+        (
+            {"fingerprint": {"gpus": "2 × NVIDIA X9"}},
+            "no bandwidth is known for 2 × NVIDIA X9 (memory_bandwidth_gb_s of",
+        ),
+        (
+            {"timeline": False},
+            "neither the engine's log nor a checkpoint tells the size of the weights (weights_gib of",
+        ),
+    ],
+)
+def test_what_the_wall_lacks_is_named_with_the_key_that_gives_it(inputs, lacks):
+    said = walled(**inputs).section("excluded").sentences
+    assert any(one.startswith(f"The bandwidth wall is not shown: {lacks}") for one in said)
+
+
 @pytest.mark.parametrize(
     ("gpus", "rate"),
     [
         ("2 × NVIDIA GeForce RTX 3090", 936),
         ("1 × NVIDIA GeForce RTX 3090 Ti", 1008),
         ("NVIDIA L40S", 864),
+        ("1 × NVIDIA RTX A6000", 768),
+        ("1 × NVIDIA H200 NVL", 4800),
+        ("4 × NVIDIA A100-SXM4-40GB", 1555),
         ("8 × NVIDIA H100 80GB HBM3", 3350),
         ("1 × NVIDIA H200, 1 × NVIDIA L4", None),  # two kinds: no one bandwidth
         ("1 × NVIDIA L400", None),
