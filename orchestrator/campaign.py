@@ -7,7 +7,6 @@ die.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from orchestrator.box import caches, lock
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
 from orchestrator.brakes import braked, out_of_time, storm
-from orchestrator.custody import API_KEY, Custody, drain, holder, prove_back
+from orchestrator.custody import Custody, api_key, drain, holder, prove_back
 from orchestrator.errors import (
     BOX,
     INTERRUPTED,
@@ -274,7 +273,7 @@ class _Walk:
             boot_folder=self.ledger.boot_folder,
             interrupts=self.interrupts,
             cache_root=box.cache_root,
-            api_key=os.environ.get(API_KEY),
+            api_key=api_key(),
             temperature_c=matrix.limits.temperature_c,
             idle=self.idle,
             way=self.way,

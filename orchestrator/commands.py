@@ -90,7 +90,9 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
                 code = OK
             except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
                 where = _keep_traceback(name)
-                _say(f"coldboot {name}: unexpected {type(error).__name__}: {error}; details in {where}")
+                _say(
+                    f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}"
+                )
                 code = unexpected
             if code != OK:
                 sys.exit(code)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import shlex
 import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +27,7 @@ from orchestrator.box import caches, lock
 from orchestrator.box.engines import Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
-from orchestrator.errors import BoxBusy, BoxError, CommandTimeout, Interrupted, RestoreFailed, Unreachable
+from orchestrator.errors import BoxBusy, BoxError, CommandTimeout, Interrupted, RestoreFailed, Unreachable, UsageError
 from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
 from orchestrator.matrix import Deadlines
@@ -35,6 +37,8 @@ from orchestrator.redact import redact_argv
 from orchestrator.survey import Design, Site, engine_fingerprint, refuse_changed, running_requests
 
 API_KEY = "COLDBOOT_API_KEY"
+API_KEY_FILE = "COLDBOOT_API_KEY_FILE"
+_KEY_LIMIT = 4096
 AGAIN_EVERY_S = 1.0
 WHEN_ASKED_TO_STOP_S = 20.0
 
@@ -42,6 +46,28 @@ WHEN_ASKED_TO_STOP_S = 20.0
 def holder(what: str) -> str:
     """Who we are, as others shall read it who find the box taken."""
     return f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} {what}"
+
+
+def api_key() -> str | None:
+    """The key that the server asks of its clients, from the environment or from a file that it names; never an argv.
+
+    Raises:
+        UsageError: the file cannot be read, is empty, or can be read by others than its owner.
+    """
+    path = os.environ.get(API_KEY_FILE)
+    if os.environ.get(API_KEY) or not path:
+        return os.environ.get(API_KEY) or None
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            others = os.fstat(file.fileno()).st_mode & 0o077
+            key = file.read(_KEY_LIMIT).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{API_KEY_FILE}={path} cannot be read: {error}") from error
+    if others:
+        raise UsageError(f"{API_KEY_FILE}={path} can be read by others", hint=f"chmod 600 {shlex.quote(path)}")
+    if not key:
+        raise UsageError(f"{API_KEY_FILE}={path} is empty")
+    return key
 
 
 class Custody:
@@ -267,6 +293,6 @@ def _generates(transport: Transport, own: Launch) -> bool:
                 return False
     except httpx.HTTPError:
         return False
-    target = load.Target(base_url=base_url, model=own.model, api_key=own.api_key or os.environ.get(API_KEY))
+    target = load.Target(base_url=base_url, model=own.model, api_key=own.api_key or api_key())
     seed = f"back/{time.monotonic_ns()}"
     return load.probe(target, prompt_tokens=8, output_tokens=1, seed=seed, deadline_s=60)[0].error is None

@@ -95,6 +95,8 @@ def to_line(record: BaseModel) -> bytes:
 def private_folder(path: Path) -> Path:
     """A folder that only its owner can read: journals and commands may tell more than a person thinks."""
     try:
+        if path.parent.name == BOOTS:
+            path.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
     except OSError as error:
         raise LedgerError(f"{path}: {error.strerror}") from error

@@ -327,7 +327,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(plan.model_dump_json(indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())

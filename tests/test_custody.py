@@ -13,7 +13,7 @@ from orchestrator import custody as room
 from orchestrator.box.engines import Launch
 from orchestrator.box.unit import UnitFacts, UnitState
 from orchestrator.custody import Custody, prove_back
-from orchestrator.errors import BoxBusy, BoxError, ExperimentChanged, RestoreFailed, Unreachable
+from orchestrator.errors import BoxBusy, BoxError, ExperimentChanged, RestoreFailed, Unreachable, UsageError
 from orchestrator.interrupts import Interrupts
 from orchestrator.matrix import Deadlines
 from orchestrator.records import ProductionState
@@ -22,6 +22,30 @@ from orchestrator.survey import Site
 COMMAND = ("vllm", "serve")
 UNIT = UnitFacts("v.service", exists=True, argv=COMMAND, env={}, user="me", home="/h", active=True, enabled=True)
 LAUNCH = Launch((*COMMAND, "--x"), {}, (), 18080, "m")
+
+
+def test_the_api_key_comes_from_the_environment_or_from_a_private_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLDBOOT_API_KEY", raising=False)
+    monkeypatch.delenv("COLDBOOT_API_KEY_FILE", raising=False)
+    assert room.api_key() is None
+    file = tmp_path / "key"
+    file.write_text("sk-from-file\n")
+    file.chmod(0o644)
+    monkeypatch.setenv("COLDBOOT_API_KEY_FILE", str(file))
+    with pytest.raises(UsageError, match="can be read by others") as refused:
+        room.api_key()
+    assert "sk-from-file" not in str(refused.value)
+    file.chmod(0o600)
+    assert room.api_key() == "sk-from-file"
+    monkeypatch.setenv("COLDBOOT_API_KEY", "sk-from-env")
+    assert room.api_key() == "sk-from-env"
+    monkeypatch.delenv("COLDBOOT_API_KEY")
+    file.write_text(" \n")
+    with pytest.raises(UsageError, match="is empty"):
+        room.api_key()
+    monkeypatch.setenv("COLDBOOT_API_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        room.api_key()
 
 
 @dataclass

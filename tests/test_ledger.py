@@ -113,4 +113,5 @@ def test_artefacts_are_private(tmp_path):
         ledger.append(started())
         folder = ledger.boot_folder("b01-spec-1")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "gwen" / "records.jsonl").stat().st_mode) == 0o600

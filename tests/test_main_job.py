@@ -98,6 +98,14 @@ def test_fifteen_boots_ended_and_none_is_missing(out, campaign):
     assert outcomes["crashed"] == 3
 
 
+def test_what_a_campaign_keeps_is_for_its_owner_alone(out, campaign):
+    kept = [path for path in (out / "gwen").rglob("*") if "report" not in path.relative_to(out / "gwen").parts]
+    assert len(kept) > 30
+    readable = {str(path): oct(path.stat().st_mode & 0o777) for path in kept if path.stat().st_mode & 0o077}
+    assert readable == {}
+    assert (out / "gwen").stat().st_mode & 0o077 == 0
+
+
 def test_everything_is_stamped_as_a_rehearsal(out, verdicts):
     report = out / "gwen" / "report"
     assert verdicts["rehearsal"] is True
