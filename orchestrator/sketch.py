@@ -110,8 +110,8 @@ def from_file(path: Path, target: Path) -> Source:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--unit-file {path}: {getattr(error, 'strerror', None) or error}") from error
-    unit = unitfile.parse(text)
-    argv = unitfile.exec_argv(unit, unitfile.unit_specifiers(path.name, user="", uid=0, home=""))
+    with unitfile.problems_of(str(path), text):
+        argv = unitfile.exec_argv(unitfile.parse(text), unitfile.unit_specifiers(path.name, user="", uid=0, home=""))
     named = os.path.relpath(path.absolute(), target.absolute().parent)
     return Source(path.name, argv, _own(argv), unit_file=str(path.absolute()) if named.startswith("..") else named)
 

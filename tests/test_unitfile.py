@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.box import unitfile
 from orchestrator.box.unitfile import (
     commands,
     environment,
@@ -261,3 +262,21 @@ def test_what_systemd_would_refuse_is_refused_here(argv):
 def test_an_environment_that_systemd_would_ignore_is_refused_here(name, value):
     with pytest.raises(UsageError):
         quote_env(name, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[Unit]\nDescription=x\n[Service]\nType=simple\nExecStart=/bin/v \\\n  --model 'm\n",
+            "v.service:5: a quote ' does not",
+        ),
+        ("[Unit]\n[Service]\nType=simple\n", "v.service:2: ExecStart= stands for 0 commands"),
+        ("[Service]\nExecStart\n", "v.service:2: neither a section nor"),
+        ("", "v.service:1: ExecStart= stands for 0 commands"),
+    ],
+)
+def test_what_is_wrong_with_a_unit_file_names_the_file_and_the_line(text, told):
+    with pytest.raises(UsageError) as wrong, unitfile.problems_of("v.service", text):
+        unitfile.exec_argv(unitfile.parse(text), unitfile.unit_specifiers("v.service", user="", uid=0, home=""))
+    assert str(wrong.value).startswith(told)

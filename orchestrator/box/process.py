@@ -248,11 +248,12 @@ class ProcessService:
             raise UsageError(
                 f"unit_file {path}: no text in UTF-8", hint="a systemd unit, as `systemctl cat`"
             ) from error
-        unit = unitfile.parse(text)
-        specifiers = unitfile.unit_specifiers(
-            path.name, user=self._transport.user, uid=uid, home=home, fragment=str(path)
-        )
-        return unitfile.exec_argv(unit, specifiers), unitfile.environment(unit, specifiers)
+        with unitfile.problems_of(str(path), text):
+            unit = unitfile.parse(text)
+            specifiers = unitfile.unit_specifiers(
+                path.name, user=self._transport.user, uid=uid, home=home, fragment=str(path)
+            )
+            return unitfile.exec_argv(unit, specifiers), unitfile.environment(unit, specifiers)
 
     def production(self) -> ProductionState:
         """See `Service.production`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator.errors import UsageError
@@ -95,6 +96,32 @@ def parse(*texts: str) -> UnitFile:
                 raise UsageError(f"line {number}: neither a section nor `Key=value`: {line}")
             assignments.append(Assignment(section, key.strip(WHITESPACE), value.strip(WHITESPACE)))
     return UnitFile(tuple(assignments))
+
+
+@contextmanager
+def problems_of(name: str, text: str) -> Iterator[None]:
+    """Puts the file and the line before what is wrong with one unit file: `qwen.service:14: a quote … does not end`.
+
+    Args:
+        name: What the file is called.
+        text: What it holds.
+    """
+    try:
+        yield
+    except UsageError as error:
+        found = re.match(r"line (\d+): ", error.what)
+        line = int(found[1]) if found else _line_of(text, "ExecStart")
+        what = error.what[found.end() :] if found else error.what
+        raise UsageError(f"{name}:{line}: {what}", hint=error.hint) from error
+
+
+def _line_of(text: str, key: str) -> int:
+    """The last line at which a key is set, else that of its section, else the first."""
+    numbers = {1}
+    for number, line in _logical_lines(text):
+        if line == "[Service]" or line.partition("=")[0].strip(WHITESPACE) == key:
+            numbers.add(number)
+    return max(numbers)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
