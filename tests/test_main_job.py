@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -161,6 +163,52 @@ def test_the_books_of_every_valid_trial_agree_to_the_token(out, campaign):
     assert len(trials) >= 40
     for trial in trials:
         assert trial["whole"]["generation_tokens"] == trial["client_tokens"]
+
+
+def measured(out):
+    return [record for record in records(out) if record["kind"] == "trial" and record["tokens_per_s"]]
+
+
+def off(trial, ruler):
+    return trial["rulers"][ruler] / trial["rulers"]["counter"]
+
+
+def test_counting_words_would_have_said_about_seven_tenths(out, campaign):
+    assert 0.65 < median(off(trial, "words") for trial in measured(out)) < 0.8
+
+
+def test_chunks_are_tokens_without_drafts_and_steps_with_them(out, campaign):
+    plain = [trial for trial in measured(out) if trial["variant"] == "no-spec"]
+    assert median(off(trial, "chunks") for trial in plain) == pytest.approx(1, abs=0.01)
+    drafted = [trial for trial in measured(out) if trial["variant"] == "spec-1"]
+    # Each step gives 1.97 tokens, and each answer of 12 begins with one that no draft precedes.
+    assert all(0.5 < off(trial, "chunks") < 0.7 for trial in drafted)
+
+
+def logged(folder, until):
+    """Tokens by the log's lines, each over its own interval, up to that second."""
+    entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    lines = [
+        (int(entry["__REALTIME_TIMESTAMP"]) / 1e6, float(found[1]))
+        for entry in entries
+        if (found := re.search(r"Avg generation throughput: ([\d.]+) tokens/s", entry["MESSAGE"]))
+    ]
+    return sum(rate * (end - begin) for (begin, _), (end, rate) in itertools.pairwise(lines) if end < until + 0.1)
+
+
+def test_the_log_line_counts_emitted_tokens_and_is_off_in_windows_that_are_not_its_own(out, campaign):
+    for boot, name in {(trial["boot"], trial["variant"]) for trial in measured(out)}:
+        folder = out / "gwen" / "boots" / boot
+        pages = (file.read_text().splitlines() for file in folder.glob("metrics-*.jsonl"))
+        last = max((json.loads(line) for page in pages for line in page), key=lambda read: read["t_s"])
+        emitted = last["generation_tokens"]
+        # Its intervals are of 30 ms here, which a busy machine reads late.
+        assert logged(folder, last["at_s"]) == pytest.approx(emitted, rel=0.2), boot
+        if name == "spec-8":
+            assert last["spec_draft_tokens"] + last["spec_accepted_tokens"] > 1.4 * emitted
+    wrong = [abs(off(trial, "logger") - 1) for trial in measured(out) if trial["rulers"]["logger"]]
+    assert max(wrong) > 0.02
+    assert max(wrong) > 2 * median(abs(off(trial, "usage") - 1) for trial in measured(out))
 
 
 def test_the_same_command_again_says_that_it_is_complete(out, campaign):
