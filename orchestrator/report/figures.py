@@ -338,8 +338,7 @@ def _wall(view: View) -> list[Panel]:
     for cache in view.caches:
         for length in view.lengths:
             curves = []
-            for variant, cells in _cells(view, cache):
-                mine = [cell for cell in cells if cell.verdict.level.input_tokens == length]
+            for variant, mine in _cells(view, cache, length):
                 shares = {
                     cell.verdict.concurrency: tuple(
                         100 * point.value / wall for point in cell.points if point.value is not None
