@@ -417,7 +417,8 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
         BoxBusy: a campaign is alive on the box.
         RestoreFailed: production did not come back.
     """
-    matrix = select(load_matrix(options.matrix, box=options.box), box=options.box, experiment=options.experiment)
+    whole = load_matrix(options.matrix, box=options.box, prompts=False)
+    matrix = select(whole, box=options.box, experiment=options.experiment)
     box = matrix.target
     transport = connect(box)
     try:

@@ -230,7 +230,9 @@ UnitCheck: TypeAlias = Callable[[BoxSpec, Variant], Iterable[tuple[tuple[str, ..
 """What is wrong with a variant on a box's unit: keys below the variant, and what."""
 
 
-def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | None = None) -> Matrix:
+def load_matrix(
+    path: Path, *, box: str | None = None, unit_check: UnitCheck | None = None, prompts: bool = True
+) -> Matrix:
     """Read matrix.yaml.
 
     Args:
@@ -238,6 +240,7 @@ def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | N
         box: The box for `unit_check`; default: the file's own.
         unit_check: Is asked about each variant that can be read, whatever else is wrong with the file, so that what
             only the unit knows (a flag that it does not have to unset) is said together with all the rest.
+        prompts: Whether the user's own prompts are read; to bring production back nobody needs them.
 
     Raises:
         MatrixError: it cannot be used; holds every problem, each `file:line: key: what is wrong; accepted: …`.
@@ -253,7 +256,7 @@ def load_matrix(path: Path, *, box: str | None = None, unit_check: UnitCheck | N
         return named(parse(included[-1][1]), str(place))
 
     document, made = _written_out(parse(text), read)
-    own, wrong, lines = _prompt_files(document, path.parent)
+    own, wrong, lines = _prompt_files(document, path.parent) if prompts else ({}, [], [])
     source = _Source(document, made, text, tuple(included), path, own)
     more = [] if unit_check is None else list(_unit_problems(document, path, box, unit_check))
     return _read(source, files=True, more=[*more, *wrong], lines=lines)

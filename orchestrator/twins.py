@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from orchestrator.matrix import BoxSpec, Matrix, Variant
@@ -23,7 +24,7 @@ def twin_matrix(matrix: Matrix, variant: str, *, windows: int) -> str:
         UsageError: there is no such variant.
     """
     body = _body(matrix.variant(variant))
-    load = matrix.load.model_dump(mode="json", exclude_unset=True) | {"windows": windows}
+    load = _load(matrix, matrix.load.model_dump(mode="json", exclude_unset=True), windows)
     data = {
         "experiment": f"{matrix.experiment[: MAX_NAME - 3]}-aa",
         "box": matrix.box,
@@ -35,7 +36,7 @@ def twin_matrix(matrix: Matrix, variant: str, *, windows: int) -> str:
         "headroom": matrix.headroom,
         "load": load,
         "deadlines": matrix.deadlines.model_dump(mode="json", exclude_unset=True),
-        "boxes": {name: _box(box, windows) for name, box in matrix.boxes.items()},
+        "boxes": {name: _box(matrix, box, windows) for name, box in matrix.boxes.items()},
     }
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
@@ -51,10 +52,17 @@ def _body(variant: Variant) -> dict[str, Any]:
     return body
 
 
-def _box(box: BoxSpec, windows: int) -> dict[str, Any]:
+def _load(matrix: Matrix, load: dict[str, Any], windows: int) -> dict[str, Any]:
+    """A load with so many windows; the text is kept elsewhere than the file to which its paths are relative."""
+    if load.get("prompts") is not None:
+        load["prompts"] = str((matrix.path.parent / Path(load["prompts"]).expanduser()).absolute())
+    return load | {"windows": windows}
+
+
+def _box(matrix: Matrix, box: BoxSpec, windows: int) -> dict[str, Any]:
     data = box.model_dump(mode="json", exclude_unset=True, exclude={"name"})
     if box.unit_file is not None:  # the text is kept elsewhere than the file that it was read from
         data["unit_file"] = str(box.unit_file.absolute())
     if "load" in data and data["load"] is not None:
-        data["load"] |= {"windows": windows}
+        data["load"] = _load(matrix, data["load"], windows)
     return {name: value for name, value in data.items() if value is not None}

@@ -463,3 +463,9 @@ def test_a_file_of_own_prompts_that_is_not_there(tmp_path):
 
 def test_a_kept_copy_needs_no_file_of_prompts(tmp_path):
     assert parse_matrix(own_matrix(tmp_path).kept).load.prompts == "mine/p.jsonl"
+
+
+def test_to_bring_production_back_no_prompts_are_needed(tmp_path):
+    own_matrix(tmp_path)
+    (tmp_path / "mine" / "p.jsonl").unlink()
+    assert load_matrix(tmp_path / "matrix.yaml", prompts=False).own_prompts() is None

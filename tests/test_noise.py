@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +41,11 @@ def test_twins_are_one_variant_under_two_names_with_all_the_rest_as_it_was():
     assert (found.experiment, found.concurrency, found.tolerance) == ("gwen-aa", (1, 8), 0.02)
     assert (found.effective_load().windows, found.effective_load().window_s) == (3, 2.0)
     assert found.boxes["there"].host == "there"
+
+
+def test_twins_find_the_users_own_prompts_where_they_are():
+    matrix = parse_matrix(TEXT.replace("{input_tokens: 64}", "{prompts: mine/p.jsonl}"), Path("/there/m.yaml"))
+    assert parse_matrix(twin_matrix(matrix, "fast", windows=3)).load.prompts == "/there/mine/p.jsonl"
 
 
 def test_a_variant_that_is_not_there_is_named():

@@ -94,8 +94,8 @@ def series_from_records(
 def _notes(campaigns: Iterable[CampaignStarted]) -> tuple[str, ...]:
     """What a reader of any number here has to know."""
     said = (
-        "prompts were sent again as they are when all were sent (load.repeat_prompts): the prefix cache answered for the "
-        "engine, and these are not the speeds of new prompts"
+        "prompts were sent again as they are when all were sent (load.repeat_prompts): the prefix cache answered for "
+        "the engine, and these are not the speeds of new prompts"
     )
     return (said,) if any(campaign.load.get("repeat_prompts") for campaign in campaigns) else ()
 
