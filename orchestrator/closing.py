@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,17 @@ from pathlib import Path
 from orchestrator.records import Verdicts
 from orchestrator.report.steps import next_steps
 
+_OURS = re.compile(r"\binvoke (?=[a-z][a-z-]+\b)")
+
 
 def program() -> str:
     """The word before a task's name, as this process was called: `invoke` in a checkout, `coldboot` elsewhere."""
     return "coldboot" if Path(sys.argv[0]).stem == "coldboot" else "invoke"
+
+
+def spoken(text: str) -> str:
+    """Commands of ours in a text as this process was called: advice is written with `invoke`."""
+    return text if program() == "invoke" else _OURS.sub(f"{program()} ", text)
 
 
 def campaign_end(verdicts: Verdicts, folder: Path, options: str = "", *, boots_left: int = 0) -> Iterator[str]:

@@ -41,7 +41,7 @@ from orchestrator import (
 from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
-from orchestrator.closing import campaign_end, program
+from orchestrator.closing import campaign_end, program, spoken
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, read
@@ -79,7 +79,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
             try:
                 code = function(*args, **kwargs)
             except ColdbootError as error:
-                _say(f"coldboot {name}: {redact_text(str(error))}")
+                _say(f"coldboot {name}: {redact_text(spoken(str(error)))}")
                 code = error.exit_code
             except KeyboardInterrupt:
                 _say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
@@ -393,9 +393,9 @@ def doctor_(
         sys.stdout.buffer.write(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     elif sys.stdout.isatty():
         Console(highlight=False).print(doctor.table(found))
-        print(doctor.mends(found))
+        print(spoken(doctor.mends(found)))
     else:
-        print(doctor.plain(found))
+        print(spoken(doctor.plain(found)))
     return found.exit_code
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
 from report_samples import sample
 
-from orchestrator import closing, report
+from orchestrator import closing, commands, report
 from orchestrator.report import next_steps
 
 
@@ -64,3 +65,11 @@ def test_a_campaigns_end_says_where_the_report_will_be_and_the_same_steps(verdic
     assert lines[1] == "next: coldboot report --experiment gwen --out out"
     explain = "coldboot report --experiment gwen --out out --explain spec-3"
     assert lines[3] == f"why spec-3 is rejected, with the whole derivation: {explain}"
+
+
+def test_advice_names_the_program_that_was_used(monkeypatch, tmp_path, capsys):
+    for name in ("coldboot", "invoke"):
+        monkeypatch.setattr("sys.argv", [f"/venv/bin/{name}", "report"])
+        with pytest.raises(SystemExit):
+            commands.report_(Context(), out=str(tmp_path))
+        assert f"`{name} matrix --boots 3` makes one" in capsys.readouterr().err
