@@ -236,13 +236,9 @@ def test_each_concurrency_is_measured_at_each_prompt_length_and_longer_prompts_a
     bench.load = LOAD.model_copy(update={"input_tokens": (16, 4000)})
     bench.boot(bench.launch(1))
     assert (bench.end.boot_outcome, bench.step("headroom").facts["prompt_tokens"]) == ("completed", 4000)
-    assert [(str(trial.level), trial.valid) for trial in bench.trials] == [
-        ("1@16", True),
-        ("2@16", True),
-        ("1@4000", True),
-        ("2@4000", True),
-    ]
-    short, long = ([trial.tokens_per_s for trial in bench.trials if trial.input_tokens == n] for n in (16, 4000))
+    good = [trial for trial in bench.trials if trial.valid]  # a busy machine disturbs a window, which is repeated
+    assert [str(trial.level) for trial in good] == ["1@16", "2@16", "1@4000", "2@4000"]
+    short, long = ([trial.tokens_per_s for trial in good if trial.input_tokens == n] for n in (16, 4000))
     assert all(slow < fast for slow, fast in zip(long, short, strict=True))
     rows = (bench.boot_folder("b01-v") / "requests-c2@4000.jsonl").read_bytes().splitlines()
     told = {orjson.loads(row)["prompt_tokens"] for row in rows} - {None}
@@ -255,8 +251,8 @@ def test_a_length_that_the_engine_has_no_room_for_is_told_and_the_others_are_mea
     bench.levels = (1,)
     bench.boot(bench.launch(1))
     assert bench.end.boot_outcome == "completed"
-    short, long = bench.trials
-    assert (short.valid, long.valid, long.failed) == (True, False, False)
+    short, long = bench.trials[-2:]
+    assert (short.valid, str(short.level), long.valid, long.failed) == (True, "1@16", False, False)
     assert long.invalid_reasons == (
         "too_long: 98300 tokens in and 8 out do not fit into the engine's context of 98304",
     )

@@ -362,16 +362,8 @@ def _wall(view: View) -> list[Panel]:
                 _levels(ax, view.concurrency)
                 ax.set_ylabel("of the wall")
 
-            title = ", ".join(
-                part
-                for part in (
-                    cache if len(view.caches) > 1 else "",
-                    f"prompts of {length}" if length is not None else "",
-                )
-                if part
-            )
             if curves:
-                panels.append(Panel(title, 4.5, 3.0, draw))
+                panels.append(Panel(_titled(view, "", cache, length), 4.5, 3.0, draw))
     return panels
 
 
