@@ -126,6 +126,10 @@ def test_a_room_imports_only_what_it_may(path):
     assert imports(path) - {room} <= ALLOWED[room]
 
 
+def test_the_helper_is_a_program_of_its_own():
+    assert imports(ROOT / "box" / "coldboot_box.py") == set()
+
+
 def test_the_look_would_see_a_forbidden_import(tmp_path):
     wrong = tmp_path / "verdict.py"
     wrong.write_text("from orchestrator.box import facts\nfrom orchestrator import load\n")

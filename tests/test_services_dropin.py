@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from orchestrator.box import unitfile
 from orchestrator.box.engines import Launch
 from orchestrator.box.services import SERVICES, make_service
 from orchestrator.box.systemd import _properties, _split_cat
-from orchestrator.box.transports import connect
+from orchestrator.box.transports import LocalTransport, connect
 from orchestrator.box.unit import Action, together
 from orchestrator.errors import CommandFailed, UsageError
 from orchestrator.matrix import BoxSpec
@@ -124,6 +126,22 @@ def test_actions_run_in_order_and_the_first_failure_names_its_own_command(transp
     assert "No such file" in failed.value.tail
     assert "coldboot-failed" not in failed.value.tail
     assert file.read_text() == "it's\n$HOME %s\n"
+
+
+def test_what_is_given_travels_on_standard_input_as_an_argv_is_seen_by_everybody(tmp_path):
+    class Seen(LocalTransport):
+        lines: ClassVar[list[tuple[str, ...]]] = []
+
+        def _execute(self, line, data, timeout_s):
+            self.lines.append(line)
+            return super()._execute(line, data, timeout_s)
+
+    door = Seen()
+    together(door, (Action("a", ("tee", str(tmp_path / "f")), input="sk-0123456789"), Action("b", ("cat",))))
+    door.close()
+    assert (tmp_path / "f").read_text() == "sk-0123456789"
+    assert len(door.lines) == 1
+    assert "0123456789" not in str(door.lines)
 
 
 def test_what_several_actions_say_comes_back(transport):
