@@ -128,6 +128,7 @@ class Rig:
     boot_folder: Callable[[str], Path]
     interrupts: Interrupts
     cache_root: str | None = None
+    clear: Callable[[], tuple[str, ...]] | None = None
     api_key: str | None = None
     temperature_c: int | None = None
     idle: GpuIdle = field(default_factory=GpuIdle)
@@ -478,6 +479,7 @@ class _Boot:
             variant=self.planned.variant,
             state=self.planned.cache,
             root=self.rig.cache_root,
+            clear=self.rig.clear,
         )
         self.launch = replace(self.launch, env={**self.launch.env, **self.roots.env})
         return _Done(self.roots.root, {"empty": self.roots.empty})
@@ -560,7 +562,7 @@ class _Boot:
             raise _Ending("disturbed", SILENT)
         timeline = self.watch.timeline()
         self.proof = self.rig.engine.cache_proof(timeline, self.launch)
-        if self.planned.cache == "cold" and self.proof in ("loaded", "mixed"):
+        if self.planned.cache in ("cold", "clear") and self.proof in ("loaded", "mixed"):
             raise _Ending("disturbed", f"not cold: the engine's log says {self.proof} instead of compiled")
         if self.planned.cache == "warm" and not self.settling and self.proof in ("compiled", "mixed"):
             raise _Ending("disturbed", f"not warm: the engine's log says {self.proof} instead of loaded")

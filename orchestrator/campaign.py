@@ -23,7 +23,7 @@ from orchestrator.box import caches, lock
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
 from orchestrator.brakes import braked, out_of_time, storm
-from orchestrator.custody import Custody, api_key, drain, holder, prove_back
+from orchestrator.custody import Custody, api_key, drain, holder, prove_back, tell_kept
 from orchestrator.errors import (
     BOX,
     INTERRUPTED,
@@ -273,6 +273,7 @@ class _Walk:
             boot_folder=self.ledger.boot_folder,
             interrupts=self.interrupts,
             cache_root=box.cache_root,
+            clear=lambda: site.clear(box.cache_root),
             api_key=api_key(),
             temperature_c=matrix.limits.temperature_c,
             idle=self.idle,
@@ -425,7 +426,10 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
         service = make_service(transport, box, experiment_folder(options.out, matrix).resolve() / "box")
         with lock.hold(transport, service.lock_name, holder("restore"), break_lock=break_lock):
             was = service.production()
-            service.restore(was)
+            try:
+                service.restore(was)
+            finally:
+                tell_kept(service, listener)
             if was.active:
                 listener.say(f"waiting until {service.name} serves again")
                 prove_back(service, was, own_launch(box, service.describe()), transport, matrix.effective_deadlines())

@@ -25,7 +25,7 @@ import httpx
 from orchestrator import load
 from orchestrator.box import caches, lock
 from orchestrator.box.engines import Launch
-from orchestrator.box.services import Service, make_service
+from orchestrator.box.services import Service, make_service, own_caches
 from orchestrator.box.transports import Transport, connect
 from orchestrator.errors import BoxBusy, BoxError, CommandTimeout, Interrupted, RestoreFailed, Unreachable, UsageError
 from orchestrator.failpoints import reached
@@ -233,7 +233,10 @@ class Custody:
 
     def _give_back(self) -> None:
         site = self.site
-        site.service.restore(site.production)
+        try:
+            site.service.restore(site.production)
+        finally:
+            tell_kept(site.service, self._listener)
         if site.has_production and site.production.active:
             self._listener.say(f"restoring {site.unit.name}: waiting until it serves again")
             deadlines = self._design.matrix.effective_deadlines()
@@ -257,6 +260,13 @@ def drain(site: Site, interrupts: Interrupts, drain_s: float | None) -> None:
             )
         if interrupts.wait(0.5):
             raise Interrupted(f"{interrupts.reason}; production was left alone", exit_code=interrupts.exit_code)
+
+
+def tell_kept(service: Service, listener: Listener) -> None:
+    """Names what production wrote while its caches were set aside: both are there, and somebody has to choose."""
+    door = own_caches(service)
+    while door is not None and door.kept:
+        listener.warn(f"production wrote while its caches were set aside; that is kept in {door.kept.pop()}")
 
 
 def prove_back(

@@ -445,7 +445,7 @@ MAX_NAME = 64
 Boots: TypeAlias = Annotated[int, Field(ge=1, le=1000)] | Literal["auto"]
 BOOTS = "a whole number, 1 to 1000, or auto"
 _LEVELS = "a list of whole numbers, 1 to 4096, each once"
-_CACHES = "cold, warm, as-is, or a list of these, each once"
+_CACHES = "cold, clear, warm, as-is, or a list of these, each once"
 
 
 _LEVELS_SCHEMA: dict[str, Any] = {

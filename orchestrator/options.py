@@ -20,7 +20,7 @@ HELP: Mapping[str, str] = {
     "plan": "an adaptive plan: nightly (with auto), pull-request or smoke",
     "box": "a box of matrix.yaml",
     "only": "these variants, separated by commas",
-    "cache": "cold (default), warm or as-is",
+    "cache": "cold (default), clear, warm or as-is",
     "seed": "of the order of boots and of the prompts",
     "out": "where experiments are kept",
     "experiment": "another name than the file's",

@@ -6,11 +6,13 @@ A look at the box that changes nothing, in words.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import forecast, survey
 from orchestrator.box import caches
 from orchestrator.box.engines import Launch
+from orchestrator.box.services import own_caches
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import Action
 from orchestrator.forecast import Bought, Forecast
@@ -121,11 +123,20 @@ def _commands(design: Design, site: Site) -> str:
 def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str, tuple[Action, ...]]]:
     """What each step does to the box, in the order of a boot."""
     found = dict(site.service.step_actions(launch))
-    if any(state != "as-is" for state in design.plan.cache):
+    if site.clears and (door := own_caches(site.service)) is not None:
+        paths = tuple(one.path for one in site.clears)
+        why = f"the unit's own caches set aside as PATH.coldboot-aside, empty ones in their place: {' '.join(paths)}"
+        user = None if site.unit.user == site.transport.user else site.unit.user
+        found["cold"] = (*door.guard_actions(paths), Action(why, caches.AS_USER, as_user=user))
+        found["stop"] = (*found.get("stop", ()), replace(door.put_back_action, why="at the end: the caches back"))
+    if any(state not in ("as-is", "clear") for state in design.plan.cache):
         place = caches.cache_place(site.unit, design.box.cache_root)
         make, user = caches.call(site.unit, site.transport.user, "cold")
         away, _ = caches.call(site.unit, site.transport.user, "remove")
-        found["cold"] = (Action(f"cache folders of the boot's own below {place}, empty", make, as_user=user),)
+        found["cold"] = (
+            *found.get("cold", ()),
+            Action(f"cache folders of the boot's own below {place}, empty", make, as_user=user),
+        )
         found["stop"] = (*found.get("stop", ()), Action("its cache folders away", away, as_user=user))
     return [(step, found[step]) for step in STEPS if step in found]
 

@@ -14,8 +14,9 @@ from typing import Literal
 
 from orchestrator import scrape
 from orchestrator.box import checkpoint, facts, unitfile
-from orchestrator.box.engines import ENGINES, Engine, Launch, Problem, is_rehearsal
-from orchestrator.box.services import Service, UnitFacts, make_service
+from orchestrator.box.engines import ENGINES, Engine, Launch, OwnCache, Problem, is_rehearsal
+from orchestrator.box.owncaches import precious_of, stores_of
+from orchestrator.box.services import Service, UnitFacts, make_service, own_caches
 from orchestrator.box.transports import Transport
 from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError, UsageError
 from orchestrator.forecast import Forecast, forecast, history_of, newest_history
@@ -39,6 +40,7 @@ from orchestrator.redact import redact_argv
 DEFAULT_BOOTS = 3
 PROMPTS = "prompts"
 ISOLATED_PORTS = range(18080, 18980)
+_INSTEAD = "cold, which boots from empty caches of its own; warm, as-is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,18 @@ class Site:
     has_production: bool
     own: Launch | None
     checkpoint_gib: dict[str, float] = field(default_factory=dict)
+    clears: tuple[OwnCache, ...] = ()
+
+    def clear(self, cache_root: str | None) -> tuple[str, ...]:
+        """Empties the unit's own cache directories before a boot of `cache: clear`; says which.
+
+        Raises:
+            BoxError: they could not be set aside.
+        """
+        door = own_caches(self.service)
+        if door is None:
+            raise UsageError(f"{self.unit.name} is no unit whose caches could be set aside")
+        return door.empty(self.unit, self.clears, _precious(self.unit, self.launches), cache_root)
 
     @property
     def production_variant(self) -> str | None:
@@ -113,11 +127,12 @@ def prepare(options: Options) -> Design:
         experiment=options.experiment,
         seed=options.seed,
     )
-    if "clear" in matrix.cache:
-        raise UsageError(
-            "cache: clear is not offered yet",
-            hint="cache: cold boots from empty caches of its own and leaves production's alone",
+    if "clear" in matrix.cache and matrix.target.service == "process":
+        what = (
+            f"clear sets a unit's own caches aside, and on box {matrix.box} (`service: process`) there is no unit, and "
+            "nothing that would put them back after a reboot"
         )
+        raise MatrixError([matrix.problem("cache", what=what, accepted=_INSTEAD)])
     only = tuple(variant.name for variant in select(matrix, options.only or None).variants)
     folder = experiment_folder(options.out, matrix, new=options.new)
     if not (folder / PLAN_FILE).exists():
@@ -225,6 +240,7 @@ def survey(design: Design, transport: Transport) -> Site:
         has_production=box.service != "process" or production.active,
         own=own_launch(box, unit),
         checkpoint_gib=checkpoint.per_card_gib(transport, {name: one.argv for name, one in launches.items()}),
+        clears=_clears(design, service, unit, launches),
     )
 
 
@@ -249,6 +265,34 @@ def too_long(matrix: Matrix, contexts: Mapping[str, int | None]) -> list[str]:
             accepted = f"at most {fits} tokens in" if fits > 0 else "a shorter answer, or a longer --max-model-len"
             problems.append(matrix.problem(*place, what=what, accepted=accepted))
     return problems
+
+
+def _clears(design: Design, service: Service, unit: UnitFacts, launches: dict[str, Launch]) -> tuple[OwnCache, ...]:
+    """The directories that boots of `cache: clear` set aside.
+
+    Raises:
+        MatrixError: some of them must be left alone; says why of each.
+    """
+    door = own_caches(service)
+    if "clear" not in design.plan.cache or door is None:
+        return ()
+    box, engine = design.box, ENGINES[design.box.engine]
+    if unit.helper:
+        what = (
+            "clear sets the unit's own caches aside, which coldboot-box on the box has no word for (`root: sudo` has)"
+        )
+        raise MatrixError([design.matrix.problem("cache", what=what, accepted=_INSTEAD)])
+    stores = stores_of(engine, unit, [launch.env for launch in launches.values()])
+    found, problems = door.resolve(unit, stores, _precious(unit, launches), box.cache_root)
+    if problems:
+        said = (design.matrix.problem("cache", what=f"clear: {what}", accepted=_INSTEAD) for what in problems)
+        raise MatrixError(list(said))
+    return found
+
+
+def _precious(unit: UnitFacts, launches: dict[str, Launch]) -> tuple[str, ...]:
+    """Paths that lie in no compile cache: production's and the variants' programs and weights."""
+    return precious_of([*unit.argv, *(word for launch in launches.values() for word in launch.argv)])
 
 
 def engine_fingerprint(transport: Transport, unit: UnitFacts, launches: dict[str, Launch]) -> dict[str, str | None]:
@@ -372,6 +416,7 @@ def announcement(design: Design, site: Site) -> str:
         first = f"{design.box.name} has no service that is taken down: the engine runs as a plain process."
         return "\n".join((first, f"{planned}; {listens}", *actions))
     state = "running" if site.production.active else "not running"
+    aside = [one.path for one in site.clears]
     running = running_requests(site)
     lines = [
         f"{site.unit.name} on {design.box.name} is {state}"
@@ -379,6 +424,7 @@ def announcement(design: Design, site: Site) -> str:
         + ". This campaign takes it down:",
         f"{planned} of downtime; {listens}",
         *actions,
+        *([f"  Its own caches are set aside before each boot: {' '.join(aside)}"] if aside else []),
         f"  Afterwards, and {hours(design.box.dead_man_s)} after this program's death, the service is as it is now.",
     ]
     return "\n".join(lines)

@@ -113,14 +113,27 @@ def test_warm_boots_of_a_variant_share_their_caches_and_others_do_not(transport,
     assert make(transport, home, boot="b02-y@warm", variant="y", state="warm").root != first.root
 
 
-def test_as_is_touches_nothing_and_clear_is_not_offered(transport, home):
+def test_as_is_touches_nothing_and_clear_is_the_units_own_matter(transport, home):
     before = files(home)
     roots = make(transport, home, state="as-is")
     roots.remove()
     assert (roots.root, roots.empty, roots.env) == (None, None, {})
     assert files(home) == before
-    with pytest.raises(UsageError, match="not offered yet"):
+    with pytest.raises(UsageError, match=r"needs a unit of systemd.*\n.*cache: cold"):
         make(transport, home, state="clear")
+    roots = prepare(
+        transport,
+        unit(home),
+        ENGINE,
+        experiment="e",
+        boot="b01-x@clear",
+        variant="x",
+        state="clear",
+        clear=lambda: ("/a", "/b"),
+    )
+    roots.remove()
+    assert (roots.root, roots.empty, roots.env) == ("/a /b", True, {})
+    assert files(home) == before
 
 
 def test_a_sweep_leaves_nothing_of_ours(transport, home):

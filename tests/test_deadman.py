@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ class Stage:
         (self.bin / "systemctl").write_text(SYSTEMCTL.format(log=self.log, fails=fails))
         (self.bin / "systemctl").chmod(0o755)
 
-    def run(self, *, age_s: float | None, active: bool = True, limit_s: float = 60) -> int:
-        Path(self.dead.script).write_text(self.dead.script_text(active=active, dead_man_s=limit_s))
+    def run(self, *, age_s: float | None, active: bool = True, limit_s: float = 60, sweep: str = ":") -> int:
+        Path(self.dead.script).write_text(self.dead.script_text(active=active, dead_man_s=limit_s, sweep=sweep))
         if age_s is not None:
             now = float(Path("/proc/uptime").read_text().split()[0])
             Path(self.dead.heart).write_text(f"{now - age_s:.2f}\n")
@@ -86,6 +87,26 @@ def test_without_our_drop_in_production_is_not_stopped_but_started_if_it_ran(sta
     Path(stage.dead.drop_in).unlink()
     stage.run(age_s=61)
     assert stage.calls()[0] == "start --no-block -- v x.service"
+
+
+@pytest.mark.parametrize("fails", ["never", "start -- caches.service"])
+def test_caches_that_were_set_aside_are_put_back_before_production_starts_whatever_comes_of_it(tmp_path, stage, fails):
+    (tmp_path / "caches.service").write_text("")
+    stage.dead = replace(stage.dead, put_back=("caches.service", str(tmp_path / "caches.service")))
+    (stage.bin / "systemctl").write_text(SYSTEMCTL.replace('"$1"', '"$*"').format(log=stage.log, fails=fails))
+    assert stage.run(age_s=61) == 0
+    calls = stage.calls()
+    assert calls.index("daemon-reload") < calls.index("start -- caches.service")
+    assert calls.index("start -- caches.service") < calls.index("start --no-block -- v x.service")
+    assert stage.left() == []
+
+
+def test_our_cold_caches_are_taken_away_once_production_starts(stage, tmp_path):
+    stage.run(age_s=50, sweep=f"touch {tmp_path}/swept")
+    assert not (tmp_path / "swept").exists()
+    stage.run(age_s=61, sweep=f"wc -l <{stage.log} >{tmp_path}/swept")
+    assert (tmp_path / "swept").read_text().strip() == "5"
+    assert stage.calls()[4].startswith("start --no-block")
 
 
 def test_a_start_that_fails_is_tried_again_by_the_next_tick(stage):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.box import coldboot_box, helper, unitfile
+from orchestrator.box.aside import Aside
 from orchestrator.box.coldboot_box import Refused
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import DeadMan
@@ -462,7 +463,8 @@ def filled(monkeypatch):
 @pytest.mark.parametrize("unit", [UNIT, "vllm-qwen@a:1.service"])
 @pytest.mark.parametrize(("active", "limit_s"), [(True, 900.0), (False, 2.0), (True, 61.5)])
 def test_the_helper_and_the_plain_way_arm_the_same_restore(filled, unit, active, limit_s):
-    dead = dead_man(unit)
+    aside = Aside(unit, "alex", "/etc/systemd/system", "")
+    dead = replace(dead_man(unit), put_back=(aside.name, aside.path))
     made = coldboot_box.Unit(coldboot_box.Conf(unit, "login alex\n"), 1000)
     assert made.dead_man(limit_s, active=active) == {
         "restore": dead.script_text(active=active, dead_man_s=limit_s),

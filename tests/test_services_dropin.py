@@ -73,6 +73,7 @@ def test_the_order_of_a_boots_effects(service):
     assert told == [
         "mkdir -p /run/systemd/system/vllm.service.d",
         "tee /run/systemd/system/vllm.service.d/zz-coldboot.conf",
+        "install -m 0600 /dev/null /run/systemd/system/vllm.service.d/zz-coldboot.env",
         "tee /run/systemd/system/vllm.service.d/zz-coldboot.env",
         "systemctl daemon-reload",
         "systemctl start --no-block vllm.service",
@@ -80,14 +81,14 @@ def test_the_order_of_a_boots_effects(service):
         "systemctl kill -s KILL vllm.service",
         "systemctl stop vllm.service",
     ]
-    shown = service.boot_actions(LAUNCH)[2].text
+    shown = service.boot_actions(LAUNCH)[3].text
     assert shown.startswith("sudo tee /run/systemd/system/vllm.service.d/zz-coldboot.env  # what this boot runs\n")
     assert "      | COLDBOOT_ARGS=" in shown
 
 
 def test_secrets_are_not_shown_but_installed(service):
     made = Launch(("/v", "--api-key", "sk-0123456789abcdef0123"), {"HF_TOKEN": "hf_0123456789abcdef0123"}, (), 1, "m")
-    action = service.install_actions(made)[2]
+    action = service.install_actions(made)[3]
     assert "0123456789abcdef" not in action.text
     assert (action.input or "").count("0123456789abcdef0123") == 2
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -137,11 +137,12 @@ def prepare(
     variant: str,
     state: CacheState,
     root: str | None = None,
+    clear: Callable[[], Sequence[str]] | None = None,
 ) -> ColdRoots:
     """Make the cache state of one boot.
 
     `cold`: empty directories of its own; what an earlier boot left below this root is removed. `warm`: directories that
-    all boots of the variant share. `as-is`: nothing.
+    all boots of the variant share. `clear`: the unit's own directories, emptied. `as-is`: nothing.
 
     Args:
         transport: the box.
@@ -152,6 +153,7 @@ def prepare(
         variant: the variant's name.
         state: the cache state.
         root: where to make them; None: the unit's own place, else `~/.cache/coldboot` of the service's user.
+        clear: empties the unit's own directories (`owncaches`); None where that cannot be had.
 
     Raises:
         UsageError: a root that is not usable, or a state that is not offered.
@@ -160,7 +162,11 @@ def prepare(
     if state == "as-is":
         return ColdRoots(None, None, {})
     if state == "clear":
-        raise UsageError("cache: clear is not offered yet", hint="cache: cold starts from empty caches as well")
+        if clear is None:
+            raise UsageError(
+                "cache: clear needs a unit of systemd", hint="cache: cold starts from empty caches as well"
+            )
+        return ColdRoots(" ".join(clear()), empty=True, env={})
     place = cache_place(unit, root)
     key = f"{experiment}\0{boot}" if state == "cold" else f"{experiment}\0{variant}"
     tag = ("b-" if state == "cold" else "w-") + hashlib.sha256(key.encode()).hexdigest()[:10]

@@ -534,10 +534,19 @@ class Unit:
             "RUN": self.ours,
             "UNITS": f"{UNITS}/{self.stem}.service {UNITS}/{self.stem}.timer",
             "TIMER": f"{self.stem}.timer",
+            "ASIDE": f"/etc/systemd/system/{self.stem.replace('restore', 'caches', 1)}.service",
+            "PUT_BACK": f"{self.stem.replace('restore', 'caches', 1)}.service",
+            "SWEEP": "\n".join(self._sweeps()) or ":",
             "SCRIPT": f"{self.ours}/restore",
             "EVERY": f"{max(1.0, min(30.0, limit_s / 6)):g}",
         }
         return {name: filled(TEMPLATES[name], values) for name in ("restore", "service", "timer")}
+
+    def _sweeps(self) -> list[str]:
+        """Commands that take cold caches away, wherever they may lie; they touch nothing that is not Coldboot's."""
+        own = self.name[: -len(".service")].replace(":", "_")
+        places = [place for root in self.conf.caches for place in (root, f"{root}/{own}")]
+        return [f"echo root={place} | {HERE} {self.name} caches sweep" for place in places]
 
     def disarm(self) -> None:
         """That away again."""

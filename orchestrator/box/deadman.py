@@ -2,8 +2,9 @@
 
 While a campaign lives it writes the machine's uptime into the heartbeat file (as its own user, without sudo). A timer
 on the box runs the script every few seconds; once the heartbeat is older than the dead-man's time, the script takes our
-drop-in away, reloads, starts the unit iff it was active before, and removes itself. Uptime, because the wall clock may
-be set; /run, because after a reboot there is nothing of ours left to undo.
+drop-in away, reloads, puts the caches of `cache: clear` back (`aside`), starts the unit iff it was active before, takes
+our cold caches away, and removes itself. Uptime, because the wall clock may be set; /run, because after a reboot there
+is nothing of ours left to undo but what `aside` has a unit of its own for.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ if [ -e __DROP_IN__ ]; then
   ctl daemon-reload || exit 1
   ctl reset-failed -- "$unit" 2>/dev/null
 fi
+if [ -e __ASIDE__ ]; then ctl start -- __PUT_BACK__ || echo "coldboot: some caches of $unit are still set aside"; fi
 if [ "$was_active" = 1 ]; then ctl start --no-block -- "$unit" || exit 1; fi
+__SWEEP__
 rm -rf -- __RUN__
 rm -f -- __UNITS__
 ctl daemon-reload
@@ -59,6 +62,7 @@ class DeadMan:
     base      where the manager reads run-time units
     run       a directory of ours below /run
     drop_in   our drop-in; `ours` are all the files that the restore removes
+    put_back  name and path of the unit that puts caches back, where it is there
     """
 
     unit: str
@@ -67,6 +71,7 @@ class DeadMan:
     run: str
     drop_in: str
     ours: tuple[str, ...]
+    put_back: tuple[str, str] = ("", "")
 
     @property
     def stem(self) -> str:
@@ -98,8 +103,8 @@ class DeadMan:
         """Paths of the service and the timer."""
         return f"{self.base}/{self.service}", f"{self.base}/{self.timer}"
 
-    def script_text(self, *, active: bool, dead_man_s: float) -> str:
-        """The restore; `active`: whether the unit ran before the campaign."""
+    def script_text(self, *, active: bool, dead_man_s: float, sweep: str = ":") -> str:
+        """The restore; `active`: whether the unit ran before the campaign; `sweep`: takes our cold caches away."""
         values = {
             "UNIT": shlex.quote(self.unit),
             "ACTIVE": str(int(active)),
@@ -109,6 +114,9 @@ class DeadMan:
             "DROP_IN": shlex.quote(self.drop_in),
             "OURS": shlex.join(self.ours),
             "DIR": shlex.quote(self.drop_in.rpartition("/")[0]),
+            "ASIDE": shlex.quote(self.put_back[1]),
+            "PUT_BACK": shlex.quote(self.put_back[0]),
+            "SWEEP": sweep,
             "RUN": shlex.quote(self.run),
             "UNITS": shlex.join(self.unit_paths),
             "TIMER": shlex.quote(self.timer),

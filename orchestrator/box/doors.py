@@ -60,8 +60,8 @@ class Door(Protocol):
     def restore(self, *, active: bool) -> tuple[Action, ...]:
         """Our files away; started when it was `active`."""
 
-    def arm(self, *, active: bool, dead_man_s: float) -> tuple[Action, ...]:
-        """The restore that the box does by itself."""
+    def arm(self, *, active: bool, dead_man_s: float, sweep: str = ":") -> tuple[Action, ...]:
+        """The restore that the box does by itself; `sweep` is the command that takes our cold caches away."""
 
     def disarm(self) -> tuple[Action, ...]:
         """That away."""
@@ -94,6 +94,8 @@ class SudoDoor:
         return (
             place,
             self._do("what stays the same for all boots", "tee", at.drop_in, given=drop_in),
+            # It may hold keys; systemd reads it as whoever the manager is.
+            self._do("a file that nobody else reads", "install", "-m", "0600", "/dev/null", at.env_file),
             ours,
             self._ctl("systemd reads it", "daemon-reload"),
         )
@@ -122,13 +124,15 @@ class SudoDoor:
             *((self.start(),) if active else ()),
         )
 
-    def arm(self, *, active: bool, dead_man_s: float) -> tuple[Action, ...]:
+    def arm(self, *, active: bool, dead_man_s: float, sweep: str = ":") -> tuple[Action, ...]:
         """See `Door.arm`."""
         dead = self.at.dead
         service, timer = dead.unit_paths
         base = timer.rpartition("/")[0]
-        script = dead.script_text(active=active, dead_man_s=dead_man_s)
+        script = dead.script_text(active=active, dead_man_s=dead_man_s, sweep=sweep)
         return (
+            # One that is just restoring must not end under the campaign that takes over.
+            self._ctl("no older restore any more", "stop", dead.timer, dead.service, may_fail=True),
             self._do("a place for the restore", "mkdir", "-p", dead.run, base),
             self._do("a heartbeat", "install", "-o", self.at.login, "-m", "0644", "/dev/null", dead.heart),
             Action("its first beat", ("sh", "-c", BEAT, "coldboot", dead.heart)),
@@ -267,7 +271,7 @@ class HelperDoor:
         """See `Door.restore`."""
         return (self._call("our drop-in away, as it was before", "restore", *(("start",) if active else ())),)
 
-    def arm(self, *, active: bool, dead_man_s: float) -> tuple[Action, ...]:
+    def arm(self, *, active: bool, dead_man_s: float, sweep: str = ":") -> tuple[Action, ...]:  # noqa: ARG002 - its own
         """See `Door.arm`."""
         was = "active" if active else "inactive"
         return (self._call("from now on the box restores by itself", "arm", f"{dead_man_s:.3f}", was),)

@@ -92,6 +92,14 @@ class Carried:
     variables: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnCache:
+    """One cache directory where a unit's environment puts it; `carried` below it is no compile cache."""
+
+    path: str
+    carried: tuple[str, ...] = ()
+
+
 class Engine(Protocol):
     """One kind of server."""
 
@@ -135,6 +143,9 @@ class Engine(Protocol):
 
     def cold_env(self, root: str) -> dict[str, str]:
         """The environment that puts every cache of the engine below `root`."""
+
+    def own_caches(self, env: Mapping[str, str], *, home: str, user: str) -> tuple[OwnCache, ...]:
+        """Where the engine keeps its caches when a service's user runs it with this environment."""
 
     def cache_proof(self, timeline: Timeline, launch: Launch | None = None) -> CacheProof:
         """What the engine's own log says about its caches."""
@@ -399,6 +410,36 @@ class Vllm:
             "CUDA_CACHE_PATH": f"{root}/nv",
             "TMPDIR": f"{root}/tmp",  # noqa: S108 - below a root of our own
         }
+
+    def own_caches(self, env: Mapping[str, str], *, home: str, user: str) -> tuple[OwnCache, ...]:
+        """See `Engine.own_caches`. The defaults are of vLLM 0.26.0 and the packages that it brings along."""
+        home = env.get("HOME") or home
+        xdg = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
+        tmp = env.get("TMPDIR") or "/tmp"  # noqa: S108 - what Python's tempfile takes without it
+        user = env.get("LOGNAME") or env.get("USER") or user
+        found = {
+            "VLLM_CACHE_ROOT": OwnCache(f"{xdg}/vllm", ("modelinfos",)),
+            "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": None,
+            "TORCHINDUCTOR_CACHE_DIR": OwnCache(f"{tmp}/torchinductor_{user}"),
+            "TORCH_EXTENSIONS_DIR": OwnCache(f"{xdg}/torch_extensions"),
+            "TRITON_CACHE_DIR": OwnCache(f"{env.get('TRITON_HOME') or home}/.triton/cache"),
+            "FLASHINFER_WORKSPACE_BASE": OwnCache(f"{home}/.cache/flashinfer", ("cubins",)),
+            "DG_JIT_CACHE_DIR": None,
+            "TILELANG_CACHE_DIR": OwnCache(f"{home}/.tilelang/cache"),
+            "CUTE_DSL_CACHE_DIR": OwnCache(f"{tmp}/{user}/cutlass_python_cache"),
+            "CUDA_CACHE_PATH": OwnCache(f"{home}/.nv/ComputeCache"),
+        }
+        below = {"FLASHINFER_WORKSPACE_BASE": "/.cache/flashinfer"}
+        own = []
+        for name, default in found.items():
+            given = env.get(name, "")
+            carried = default.carried if default is not None else ()
+            if given:
+                path = re.sub(r"^~(?=/)", home, given).rstrip("/") + below.get(name, "")
+                own.append(OwnCache(path, carried))
+            elif default is not None:
+                own.append(default)
+        return tuple(own)
 
     def cache_proof(self, timeline: Timeline, launch: Launch | None = None) -> CacheProof:
         """See `Engine.cache_proof`. Silence of an engine that was told not to compile is `no_compile`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.box.owncaches import OwnCaches
 from orchestrator.box.process import ProcessService
 from orchestrator.box.systemd import SystemdService
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import Action, EntryStream, Service, UnitFacts, UnitState
 from orchestrator.matrix import BoxSpec
 
-__all__ = ["SERVICES", "Action", "EntryStream", "Service", "UnitFacts", "UnitState", "make_service"]
+__all__ = ["SERVICES", "Action", "EntryStream", "Service", "UnitFacts", "UnitState", "make_service", "own_caches"]
 
 
 def _process(transport: Transport, box: BoxSpec, state: Path) -> Service:
@@ -30,3 +31,8 @@ SERVICES: dict[str, Callable[[Transport, BoxSpec, Path], Service]] = {
 def make_service(transport: Transport, box: BoxSpec, state: Path) -> Service:
     """The unit of a box. `state` is a directory of the campaign's own, for what a plain process leaves behind."""
     return SERVICES[box.service](transport, box, state)
+
+
+def own_caches(service: Service) -> OwnCaches | None:
+    """A unit's own cache directories; None where nothing could put them back after a reboot."""
+    return service.own_caches if isinstance(service, SystemdService) else None

@@ -21,11 +21,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from orchestrator.box import caches, commands, unitfile
+from orchestrator.box.aside import Aside
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import BEAT, FIRED, DeadMan, was_active
 from orchestrator.box.doors import Door, Granted, HelperDoor, Places, choose, grant_problem, read_granted
 from orchestrator.box.engines import Launch
 from orchestrator.box.helper import install_command
+from orchestrator.box.owncaches import PUT_BACK_S, OwnCaches
 from orchestrator.box.process import read_argv, read_environ
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import (
@@ -98,9 +100,10 @@ printf %s "$cut"; "$@" show -p Environment --value -- "$unit"; printf %s "$cut";
 exit 0
 """
 _LOOK = r"""
-unit=$1 drop_in=$2; shift 2
+unit=$1 drop_in=$2 aside=$3; shift 3
 "$@" show -p ActiveState --value -- "$unit" || exit 1
 [ -e "$drop_in" ] && echo ours
+[ -e "$aside" ] && echo aside
 exit 0
 """
 
@@ -122,6 +125,7 @@ class SystemdService:
         self._writable: str | None = None
         self._loaded: str | None = None
         self._armed = False
+        self._kept: list[str] = []
         self._granted: Granted | None = None
 
     # --- where -----------------------------------------------------------------------------------------------------
@@ -151,7 +155,27 @@ class SystemdService:
         """Where the restore that the box does by itself lives."""
         ours = (self.drop_in, self._env_file)
         run = f"{self._runtime}/coldboot/{self.name}"
-        return DeadMan(self.name, self._user, self._base, run, self.drop_in, ours)
+        aside = self._aside
+        return DeadMan(self.name, self._user, self._base, run, self.drop_in, ours, put_back=(aside.name, aside.path))
+
+    @property
+    def _aside(self) -> Aside:
+        """The unit that puts back what `cache: clear` has set aside."""
+        owner = None if self._user else self._facts.user if self._facts else "root"
+        return Aside(self.name, owner, self._persistent, self.drop_in)
+
+    @cached_property
+    def _persistent(self) -> str:
+        """Where the manager reads units that survive a reboot."""
+        if not self._user:
+            return "/etc/systemd/system"
+        home = self._transport.run(("sh", "-c", 'printf %s "$HOME"'), timeout_s=COMMAND_S).stdout
+        return f"{home}/.config/systemd/user"
+
+    @property
+    def own_caches(self) -> OwnCaches:
+        """The unit's own cache directories, for `cache: clear`; the unit has been read before."""
+        return OwnCaches(self._transport, self._aside, None if self._user else "root", self._ctl, self._kept)
 
     @property
     def _ctl(self) -> tuple[str, ...]:
@@ -395,6 +419,9 @@ class SystemdService:
         said = self._sh(script, self.name, cut, self._env_file, helper, *self._ctl)
         cmdline, environ, shown, ours = [*said.split(cut), "", "", ""][:4]
         told = read_environ("\0".join(unitfile.words(shown.strip()))) | unitfile.parse_environment_file(ours)
+        if self._launch is not None:
+            # Our own file is root's alone; what we wrote into it is known here.
+            told |= self._launch.env
         env = read_environ(environ) or told
         known = [each.argv for each in (self._launch, self._facts) if each is not None]
         argv = read_argv(cmdline, ())
@@ -542,23 +569,45 @@ class SystemdService:
 
     def restore(self, was: ProductionState) -> None:
         """See `Service.restore`. While our drop-in is there, what runs is a variant and is killed."""
-        active, ours = self._look()
-        if ours:
-            together(self._transport, self.door.restore(active=was.active), timeout_s=2 * COMMAND_S)
-        elif was.active and not active:
-            together(self._transport, (self.door.start(),))
+        if self._facts is None:
+            self.look()
+        active, ours, aside = self._look()
+        own = self.own_caches
+        listed = own.listed() if aside else ()
+        actions = (
+            *(self.door.restore(active=False) if ours else ()),
+            # The helper has no word for this: there systemd does it, before the service starts.
+            *((own.put_back_action,) if aside and not isinstance(self.door, HelperDoor) else ()),
+            *((self.door.start(),) if was.active and (ours or not active) else ()),
+        )
+        if actions:
+            together(self._transport, actions, timeout_s=2 * COMMAND_S + (PUT_BACK_S if aside else 0))
         self._launch = self._loaded = None
         self._confirm(was)
+        self._confirm_caches(listed)
 
-    def _look(self) -> tuple[bool, bool]:
-        """Whether it runs, and whether our drop-in is there."""
-        words = self._sh(_LOOK, self.name, self.drop_in, *self._ctl).split()
-        return words[0] in _RUNNING, "ours" in words
+    def _confirm_caches(self, listed: Sequence[str]) -> None:
+        """Production runs by now; that some of its caches are not back is told nevertheless."""
+        if not listed:
+            return
+        assert self._facts is not None
+        left = self.own_caches.left(self._facts, listed)
+        if left:
+            unit = self.own_caches.names.name
+            raise RestoreFailed(
+                f"caches of {self.name} are still set aside: {', '.join(f'{path}.coldboot-aside' for path in left)}",
+                hint=f"`systemctl start {unit}` on the box puts them back; `journalctl -u {unit}` says why not",
+            )
+
+    def _look(self) -> tuple[bool, bool, bool]:
+        """Whether it runs, whether our drop-in is there, and whether caches may be set aside."""
+        words = self._sh(_LOOK, self.name, self.drop_in, self._aside.path, *self._ctl).split()
+        return words[0] in _RUNNING, "ours" in words, "aside" in words
 
     def _confirm(self, was: ProductionState) -> None:
         end = time.monotonic() + _SETTLE_S
         while True:
-            active, ours = self._look()
+            active, ours, _ = self._look()
             if not ours and (active or not was.active):
                 return
             if time.monotonic() >= end:
@@ -576,8 +625,16 @@ class SystemdService:
 
     def arm(self, was: ProductionState, dead_man_s: float) -> None:
         """See `Service.arm`. A timer that a killed campaign left is taken over."""
-        together(self._transport, self.door.arm(active=was.active, dead_man_s=dead_man_s))
+        together(self._transport, self.door.arm(active=was.active, dead_man_s=dead_man_s, sweep=self._sweep()))
         self._armed = True
+
+    def _sweep(self) -> str:
+        """The command by which the box takes our cold caches away, as the service's user."""
+        if self._facts is None:
+            return ":"
+        script = caches.sweep_script(self._facts, root=self._box.cache_root)
+        as_user = () if self._user else ("runuser", "-u", self._facts.user, "--")
+        return f"printf %s {shlex.quote(script)} | {shlex.join((*as_user, *caches.AS_USER))}"
 
     def beat(self) -> None:
         """See `Service.beat`."""
@@ -607,6 +664,8 @@ class SystemdService:
             *door.arm(active=True, dead_man_s=60.0),
             *door.disarm(),
             *door.restore(active=True),
+            *self.own_caches.guard_actions(()),
+            self.own_caches.put_back_action,
         )
         needed = [("root", action.argv) for action in actions if action.as_user == "root"]
         if self._facts is not None:

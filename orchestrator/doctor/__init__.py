@@ -143,7 +143,7 @@ class _Examination:
         if not isinstance(self.service, SystemdService):
             return ()
         dead = self.service.dead_man
-        return (*dead.ours, *dead.unit_paths, dead.run)
+        return (*dead.ours, *dead.unit_paths, dead.run, dead.put_back[1])
 
     def ask_commands(self, known: Known) -> None:
         """The table, in one round trip."""
