@@ -2,7 +2,9 @@
 
 The lock is `flock` on a directory in the box's /tmp: a directory, since there every login can lock it, whoever made it
 (a file of somebody else in /tmp may not be opened to be locked, see fs.protected_regular), and nothing is ever written
-that could be stale. Who holds it stands in the command line of the process that holds it.
+that could be stale. Who holds it stands in the command line of the process that holds it. The directory goes with its
+holder, who removes it while it still holds the lock; so whoever gets the lock looks whether the directory that it has
+locked is still the one that others will find, and else begins again.
 
 That process is a streamed command. It ends when its input ends (our connection or our process ended) and also when no
 heartbeat came for `EXPIRES_S` (our machine lost its power, and the box's sshd does not know yet).
@@ -32,16 +34,24 @@ _FOLDER = "/tmp/coldboot-lock-{name}"  # noqa: S108 - the one place where every 
 _BUSY = 75
 
 # head: dash cannot wait for input with a limit. -o: the lock is flock's alone, no child can outlive it holding it.
-# --foreground: all of it stays in one process group, which can be killed as one.
+# --foreground: all of it stays in one process group, which can be killed as one. "$1/.": flock would make a file of
+# that name where there is no directory; it says 66 instead.
 _HOLD = """
-mkdir -m 0755 -- "$1" 2>/dev/null
-flock -n -o -E 75 "$1" sh -c '
-    echo locked
-    while [ "$(timeout --foreground "$1" head -c 1)" = . ]; do :; done
-' coldboot-lock "$2" "$3"
-status=$?
+for again in 1 2 3 4 5 6 7 8 9 10; do
+    mkdir -m 0755 -- "$1" 2>/dev/null
+    flock -n -o -E 75 "$1/." sh -c '
+        for held in /proc/$PPID/fd/*; do [ "$held" -ef "$2" ] && break; done
+        [ "$held" -ef "$2" ] || exit 76
+        echo locked
+        while [ "$(timeout --foreground "$1" head -c 1)" = . ]; do :; done
+        rmdir -- "$2" 2>/dev/null
+        exit 0
+    ' coldboot-lock "$2" "$1" "$3"
+    status=$?
+    [ $status = 76 ] || [ $status = 66 ] || break
+done
 if [ $status = 75 ]; then
-    pid=$(pgrep -o -f "^flock -n -o -E 75 $1 sh -c")
+    pid=$(pgrep -o -f "^flock -n -o -E 75 $1(/[.])? sh -c")
     echo "$pid"
     [ -z "$pid" ] || tr '\\0' '\\n' < "/proc/$pid/cmdline" | tail -n 1
 fi
@@ -49,10 +59,10 @@ exit $status
 """
 _LOOK = """
 [ -d "$1" ] || exit 0
-flock -n -E 75 "$1" true
+flock -n -E 75 "$1/." true 2>/dev/null
 status=$?
 if [ $status = 75 ]; then
-    pid=$(pgrep -o -f "^flock -n -o -E 75 $1 sh -c")
+    pid=$(pgrep -o -f "^flock -n -o -E 75 $1(/[.])? sh -c")
     [ -z "$pid" ] || tr '\\0' '\\n' < "/proc/$pid/cmdline" | tail -n 1
 fi
 exit $status

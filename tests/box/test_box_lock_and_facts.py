@@ -102,6 +102,7 @@ def test_nothing_of_a_released_lock_is_left_on_the_box(box, ssh):
     while box.pids("coldboot-lock"):
         assert time.monotonic() < deadline
         select.select((), (), (), 0.02)
+    assert box.sh(("sh", "-c", "ls -d /tmp/coldboot-lock-*"), check=False).stdout == ""
 
 
 def test_the_facts_of_the_box_are_read_by_a_login_without_root(box, ssh):
