@@ -2,7 +2,8 @@
 
 What is counted is read from the ledger, so a brake also holds for the next session of the same experiment, until
 `limits:` is changed: `fatal_boots*` count boots that died or were not ready, in a row; disturbed and aborted boots say
-nothing and are passed over.
+nothing and are passed over. `fatal_boots` is looked at after a boot: a later session makes one more, and a box that was
+mended meanwhile ends the row with it.
 """
 
 from __future__ import annotations

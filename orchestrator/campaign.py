@@ -114,7 +114,6 @@ class _Walk:
     next_boots: NextBoots
     begun: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
-    ends: list[BootEnded] = field(default_factory=list)
     idle: GpuIdle = field(default_factory=GpuIdle)
     way: Way = field(default_factory=Way)
     left_alone: set[str] = field(default_factory=set)
@@ -187,8 +186,7 @@ class _Walk:
 
     def refuse_storm(self, end: BootEnded) -> None:
         """Ends a session in which one boot after the other dies."""
-        self.ends = [] if end.boot_outcome == "completed" else [*self.ends, end]
-        row = storm(self.ends, self.design.matrix.limits)
+        row = storm(self.ledger.outline, self.design.matrix.limits)
         if row is not None:
             raise BoxError(
                 f"{row} boots in a row died or were not ready, whatever the variant; the last: {end.why}",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.brakes import braked, out_of_time, storm
+from orchestrator.campaign import _Walk
+from orchestrator.errors import BoxError
 from orchestrator.matrix import LimitKeys
 from orchestrator.records import BootEnded
 
@@ -43,6 +46,16 @@ def test_four_deaths_in_a_row_of_whatever_variants_are_a_storm():
     assert storm(ends(*died), LIMITS) is None
     assert storm(ends(*died, ("a", "crashed")), LIMITS) == 4
     assert storm(ends(*died, ("a", "completed"), ("b", "crashed")), LIMITS) is None
+
+
+def test_a_storm_is_counted_over_all_sessions_of_the_experiment():
+    died = ends(("a", "crashed"), ("b", "crashed"), ("a", "not_ready"))
+    design = SimpleNamespace(matrix=SimpleNamespace(limits=LIMITS))
+    before = SimpleNamespace(ledger=SimpleNamespace(outline=tuple(died)), design=design)
+    _Walk.refuse_storm(before, died[-1])
+    after = SimpleNamespace(ledger=SimpleNamespace(outline=(*died, *ends(("b", "crashed")))), design=design)
+    with pytest.raises(BoxError, match="4 boots in a row died"):
+        _Walk.refuse_storm(after, died[-1])
 
 
 def test_no_boot_begins_that_would_end_after_the_campaigns_time():
