@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.asking import Pages, ask
 from orchestrator.client import Cancelled, Endpoint, Target, completion_body
-from orchestrator.prompts import OPENING, Scale, Writer, serial, vocabulary
+from orchestrator.prompts import OPENING, Scale, serial, vocabulary, writer_of
 
 _PAGE = 120  # words asked for at once: some 500 tokens, which every context holds
 _SIZES = (24, 400)  # tokens, about, of the two prompts that are counted
@@ -84,7 +84,7 @@ async def _by_tokenizer(pages: Pages, endpoint: Endpoint) -> Scale | None:
 
 def _plain(place: int) -> str:
     """One of the two prompts by which a mean cost is measured."""
-    return Writer().write(f"calibrate/{place}", _SIZES[place])
+    return writer_of(Scale()).write(f"calibrate/{place}", _SIZES[place])
 
 
 def _line(small: int, large: int) -> Scale | None:
@@ -127,7 +127,7 @@ def _cut(ids: Sequence[object], words: int) -> list[int] | None:
 
 async def _checked(pages: Pages, endpoint: Endpoint, scale: Scale) -> Scale | None:
     """The table with what stands around a prompt, from two whole prompts; None when it does not explain them."""
-    writer = Writer(scale)
+    writer = writer_of(scale)
     told: list[tuple[float, int]] = []
     for place, size in enumerate(_SIZES):
         said = writer.write(f"check/{place}", size)
