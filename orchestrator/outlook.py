@@ -92,13 +92,14 @@ def _waits(design: Design, site: Site) -> dict[str, str]:
     lengths = ", ".join(map(str, load.lengths))
     given = f"{lengths} tokens in" if load.prompts is None else f"prompts of {load.prompts}"
     shape = f"{given}, {load.output_tokens} tokens out"
+    gpus = site.fingerprint.get("gpus")
     return {
         "clean_slate": f"no process, GPU memory idle, port {launch.port} free, by {hours(limits.clean_slate_s)}",
         "ready": f"GET {site.engine.health_path} answers 200, by {hours(limits.ready_s)}",
         "first_request": f"the first token, by {hours(limits.first_request_s)}",
         "headroom": f"one prompt that fills a batch, then {max(matrix.concurrency)} at once",
         "sanity": "three greedy prompts",
-        "trials": f"at {levels}: {window}, {shape}",
+        "trials": f"at {levels}: {window}, {shape}{'; its GPUs sampled twice a second' if gpus else ''}",
         "stop": f"politely when it serves, by {hours(limits.stop_s)}",
     }
 

@@ -8,7 +8,16 @@ import pytest
 from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
 
 from orchestrator import verdict
-from orchestrator.records import BootResult, CampaignStarted, Evidence, JournalAnswered, LevelResult, Series
+from orchestrator.records import (
+    BootResult,
+    CampaignStarted,
+    Evidence,
+    GpuUse,
+    JournalAnswered,
+    LevelResult,
+    Series,
+    TrialEnded,
+)
 from orchestrator.report import build_view, commands, evidence, figures, wall, words
 
 
@@ -222,6 +231,25 @@ def test_what_moved_between_boots_is_told_by_tokens_per_step_and_steps(view):
     assert row[:2] == ("spec-8", "1")
     assert row[5] == "5.80 / 5.80"
     assert row[7] == "S (100 %)"
+
+
+def test_what_moved_shows_the_clocks_of_both_windows_where_the_gpus_told_them():
+    made = sample()
+    clocks = {"b01-spec-8": 1950.0, "b02-spec-8": 1005.0, "b03-spec-8": 1950.0}
+    records = tuple(
+        record.model_copy(
+            update={
+                "gpu": tuple(GpuUse(index=n, samples=60, sm_clock_mean_mhz=clocks[record.boot] + n) for n in (0, 1))
+            }
+        )
+        if isinstance(record, TrialEnded) and record.boot in clocks
+        else record
+        for record in made.records
+    )
+    table = build_view(records, made.series, made.verdicts).section("attribution").tables[0]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["slowest"][:10], row["SM MHz"]) == ("b02-spec-8", "1950 / 1005")
+    assert "SM MHz" not in made.view().section("attribution").tables[0].columns
 
 
 def test_the_wall_is_computed_from_its_inputs_where_they_are_known():

@@ -231,8 +231,10 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
         ),
     )
     at = words.level_column(cell.verdict.level for variant in variants for cell in variant.cells)
-    columns = ("variant", at, "fastest", "slowest", "tok/s", "A", "S", "moved")
-    table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6}))
+    columns: tuple[str, ...] = ("variant", at, "fastest", "slowest", "tok/s", "A", "S", "moved", "SM MHz")
+    if all(row[-1] == words.ABSENT for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6, 8}))
     return Section("attribution", "Why it moved", sentences, (table,))
 
 
@@ -260,8 +262,18 @@ def _moved(
         f"{a[0]:.2f} / {a[1]:.2f}",
         f"{s[0]:.1f} / {s[1]:.1f}",
         f"{by} ({share * 100:.0f} %)",
+        _clocks([trials[point.boot, level] for point in (fast, slow)]),
     )
     return row, "A" if by == "A" else "S"
+
+
+def _clocks(pair: Sequence[TrialEnded]) -> str:
+    """The mean SM clock of the slowest GPU in each of the two windows: a clock that was held down moves S."""
+    told = [
+        min((gpu.sm_clock_mean_mhz for gpu in trial.gpu or () if gpu.sm_clock_mean_mhz is not None), default=None)
+        for trial in pair
+    ]
+    return words.ABSENT if None in told else " / ".join(words.number(clock, 0) for clock in told)
 
 
 # --- what was left out ----------------------------------------------------------------------------------------------
