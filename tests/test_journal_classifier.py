@@ -286,6 +286,27 @@ def test_seconds_between_milestones_come_from_the_journal_clock():
     assert got.compile_s is None
 
 
+CPU_BOOT = (
+    (81.1, "(W pid=5) INFO 11-30 19:34:10 [cpu_model_runner.py:87] Warming up model for the compilation..."),
+    (129.9, "(W pid=5) INFO 11-30 19:34:59 [decorators.py:743] [backbone] saved AOT compiled function to /x/model"),
+    (131.5, "(W pid=5) INFO 11-30 19:35:01 [monitor.py:91] [backbone] Initial profiling/warmup run took 1.59 s"),
+    (132.3, "(W pid=5) INFO 11-30 19:35:01 [cpu_model_runner.py:91] Warming up done."),
+)
+
+
+def test_the_compiler_of_the_cpu_build_took_from_the_beginning_to_the_end_of_its_warm_up():
+    got = fed(*(said(line, at_s=at) for at, line in CPU_BOOT)).timeline()
+    assert (got.compile_s, got.profiling_s, got.compile_state) == (pytest.approx(51.2), 1.59, "compiled")
+
+
+def test_what_was_found_and_could_not_be_loaded_was_neither_cold_nor_warm():
+    again = (
+        "(W pid=5) WARNING 11-30 20:04:41 [decorators.py:333] [backbone] Compiling model again due to a load failure"
+    )
+    got = fed(said(f"{again} from /x/model, reason: no attribute"), *(said(line) for _, line in CPU_BOOT)).timeline()
+    assert got.compile_state == "mixed"
+
+
 def test_a_clock_that_jumped_back_gives_none_and_no_negative_seconds():
     got = fed(
         systemd("Started vllm.service.", at_s=100.0),

@@ -100,7 +100,7 @@ class Clock:
             imports_s=self._since_start("Arguments"),
             config_s=self._between("Arguments", "LoadingModel"),
             weights_s=numbers.get("weights_s", self._between("LoadingModel", "ModelLoaded")),
-            compile_s=numbers.get("compile_s"),
+            compile_s=numbers.get("compile_s", self._between("CpuCompiling", "CpuCompiled")),
             profiling_s=profiling,
             kv_cache_s=self._between("KvAvailable", "KvSize"),
             graph_capture_s=numbers.get("graph_capture_s"),
