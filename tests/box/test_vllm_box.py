@@ -26,7 +26,7 @@ from orchestrator.box.ssh import SshTransport
 from orchestrator.box.sshconfig import hop
 from orchestrator.matrix import load_matrix
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * 3600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(4 * 3600)]
 
 ROOT = Path(__file__).parents[2]
 UNIT = "vllm-tiny.service"
@@ -35,8 +35,8 @@ PORT = free_port()
 PACKAGES = ("libnuma1", "g++", "openssl")
 DRAFTS = {"plain": 0, "ngram-1": 1, "ngram-3": 3}
 LEVELS = (1, 2)
-BOOT_S = 900.0
-CAMPAIGN_S = 3600.0
+BOOT_S = 1800.0
+CAMPAIGN_S = 7200.0
 
 UNIT_TEXT = """[Unit]
 Description=production
@@ -60,7 +60,7 @@ boxes:
     unit: {unit}
 load: {{input_tokens: 128, output_tokens: 128, window_s: 30, warmup_s: 3, max_warmup_s: 120, sanity_tokens: 16,
         headroom_tokens: 8}}
-deadlines: {{ready_s: 900, clean_slate_s: 300, stop_s: 120}}
+deadlines: {{ready_s: 1800, clean_slate_s: 300, stop_s: 120}}
 concurrency: {levels}
 variants:
   plain: {{}}
