@@ -103,6 +103,29 @@ def test_production_comes_back_whatever_happened_and_has_time_to():
     assert measure["timeout-minutes"] + restore["timeout-minutes"] < job_min
 
 
+def test_the_runner_is_asked_for_by_a_label_of_its_own_and_behind_an_environment():
+    job = MATRIX["jobs"]["matrix"]
+    assert job["runs-on"] == ["self-hosted", "linux", "coldboot"]
+    assert job["environment"] == "coldboot"
+    assert list(MATRIX["jobs"]) == ["matrix"]
+
+
+def test_summary_and_results_are_kept_after_a_failure_too():
+    kept = next(step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact"))
+    assert named("Report")["if"] == "always()"
+    assert kept["if"].startswith("always() && ")
+    assert kept["with"]["path"] == "${{ steps.report.outputs.folder }}"
+    assert [STEPS.index(step) for step in (named("Restore"), named("Report"), kept)] == sorted(
+        STEPS.index(step) for step in (named("Restore"), named("Report"), kept)
+    )
+
+
+def test_every_job_ends_by_itself():
+    for path in WORKFLOWS:
+        for name, job in read(path)["jobs"].items():
+            assert 0 < job["timeout-minutes"] <= 660, (path.name, name)
+
+
 def test_the_key_reaches_only_the_steps_that_talk_to_the_engine():
     holders = [step["name"] for step in STEPS if "COLDBOOT_API_KEY" in json.dumps(step.get("env", {}))]
     assert holders == ["Boot and measure", "Restore"]
@@ -227,6 +250,22 @@ def test_after_a_failure_production_is_restored_and_the_gate_is_not_asked(runner
         if step.get("name") in ("Boot and measure", "Restore", "Gate"):
             again.run(step)
     assert [(name, code) for name, code, _ in again.log] == [("Boot and measure", 4), ("Restore", 0)]
+
+
+@pytest.mark.rehearsal
+def test_a_production_that_is_rejected_fails_the_run_and_the_summary_says_why(runner):
+    made = Runner(runner.home / "rejected", {"boots": "1", "only": "spec-3"})
+    (made.workspace / ".venv").symlink_to(runner.workspace / ".venv")
+    for step in STEPS:
+        if step.get("name") in ("Boot and measure", "Restore", "Report", "Gate"):
+            made.run(step)
+    assert [(name, code) for name, code, _ in made.log] == [
+        ("Boot and measure", 0),
+        ("Restore", 0),
+        ("Report", 0),
+        ("Gate", 5),
+    ]
+    assert "REHEARSAL: FAIL: production (spec-3) is REJECTED" in made.summary.read_text(encoding="utf-8")
 
 
 # --- what was installed --------------------------------------------------------------------------------------------
