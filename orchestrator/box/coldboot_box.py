@@ -71,7 +71,6 @@ class Failed(Exception):
 
 _UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:_.@-]{0,200}\.service")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}")
-_LOGIN = re.compile(r"[a-z_][a-z0-9_.-]*\$?")
 _WORD = re.compile(r"[A-Za-z0-9_./:=,+@~-]+")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_.@+=,:~-]+)+")
 _TAG = re.compile(r"[bw]-[0-9a-f]{10}")
@@ -425,13 +424,20 @@ class Unit:
         self.conf = conf
         self.name = conf.unit
         self.owner = owner
+        self._shown: dict[str, str] = {}
         self.place = f"{UNITS}/{self.name}.d"
         self.ours = f"{OURS}/{self.name}"
         self.stem = "coldboot-restore-" + re.sub(r"[^A-Za-z0-9_.-]", "_", self.name[: -len(".service")])
 
+    def shown(self) -> dict[str, str]:
+        """What systemd says of it, asked once."""
+        if not self._shown:
+            self._shown = properties(self.name, "LoadState", "User", "DynamicUser", "FragmentPath", "DropInPaths")
+        return self._shown
+
     def user(self) -> pwd.struct_passwd:
         """The service's own user."""
-        shown = properties(self.name, "LoadState", "User", "DynamicUser")
+        shown = self.shown()
         if shown.get("LoadState") != "loaded":
             raise Refused(f"there is no unit {self.name}")
         if shown.get("DynamicUser") == "yes":
@@ -449,7 +455,7 @@ class Unit:
 
     def heads(self) -> tuple[tuple[str, ...], ...]:
         """How a command of this unit may begin."""
-        shown = properties(self.name, "FragmentPath", "DropInPaths")
+        shown = self.shown()
         drop_ins = [path for path in shown.get("DropInPaths", "").split() if path != f"{self.place}/{DROP_IN}"]
         texts = []
         for path in (shown.get("FragmentPath", ""), *drop_ins):
