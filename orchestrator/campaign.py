@@ -20,8 +20,8 @@ from orchestrator import __version__
 from orchestrator.advice import boot_warning
 from orchestrator.boot import GpuIdle, Rig, Way, cycle
 from orchestrator.box import caches, lock
-from orchestrator.box.services import make_service
-from orchestrator.box.transports import connect
+from orchestrator.box.services import Service, make_service
+from orchestrator.box.transports import Transport, connect
 from orchestrator.brakes import braked, out_of_time, storm
 from orchestrator.custody import Custody, api_key, drain, holder, prove_back, tell_kept
 from orchestrator.errors import (
@@ -42,7 +42,8 @@ from orchestrator.journal import DEFAULT
 from orchestrator.ledger import BOOTS, Ledger, private_folder, read, write_private
 from orchestrator.matrix import Matrix, load_matrix, select
 from orchestrator.on_end import Ending
-from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, write_plan
+from orchestrator.orphans import end_orphans
+from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, experiments_on, write_plan
 from orchestrator.progress import Listener, row_of
 from orchestrator.records import (
     Answer,
@@ -352,6 +353,8 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
         for record in opening:
             ledger.append(record)
             listener.record(record)
+        for name in _orphans(site.transport, site.service, design.folder, options, design.matrix):
+            listener.warn(f"an engine that a killed campaign had left was ended: {name}")
         walk = _Walk(design, custody, ledger, listener, interrupts, options.budget_s, next_boots)
         with _restored(walk) as ended:
             ended.outcome = walk.boots()
@@ -421,9 +424,12 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
     box = matrix.target
     transport = connect(box)
     try:
-        service = make_service(transport, box, experiment_folder(options.out, matrix).resolve() / "box")
+        folder = experiment_folder(options.out, matrix)
+        service = make_service(transport, box, folder.resolve() / "box")
         with lock.hold(transport, service.lock_name, holder("restore"), break_lock=break_lock):
             was = service.production()
+            for name in _orphans(transport, service, folder, options, matrix, experiment=matrix.experiment):
+                listener.say(f"an engine that a killed campaign had left was ended: {name}")
             try:
                 service.restore(was)
             finally:
@@ -438,6 +444,15 @@ def bring_back(options: Options, listener: Listener, *, break_lock: bool = False
     if box.service == "process" and not was.active:
         return f"{box.name}: nothing of ours runs any more"
     return f"{service.name} on {box.name} is {'serving' if was.active else 'stopped'}, as it was before"
+
+
+def _orphans(
+    transport: Transport, own: Service, folder: Path, options: Options, matrix: Matrix, *, experiment: str | None = None
+) -> tuple[str, ...]:
+    """Ends engines of other folders on the same box, of one experiment or of all; says whose."""
+    others = [each for each in experiments_on(options.out, matrix.box, experiment) if each != folder]
+    stop_s = matrix.effective_deadlines().stop_s
+    return end_orphans(transport, matrix.target, others, own, holder=holder("restore"), stop_s=stop_s)
 
 
 def _cut_off(records: tuple[AnyRecord, ...]) -> tuple[BootEnded, ...]:

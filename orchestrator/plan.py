@@ -13,6 +13,7 @@ nothing but its own boots: adding blocks cannot change the earlier ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -406,6 +407,23 @@ def _owner(folder: Path) -> str | None:
     """The box to whom an experiment's folder belongs; None while no plan stands there."""
     path = folder / PLAN_FILE
     return str(_read_json(path).get("box")) if path.exists() else None
+
+
+def experiments_on(out: Path, box: str, experiment: str | None = None) -> tuple[Path, ...]:
+    """Folders of experiments on a box, all of their generations; a damaged plan.json is passed over.
+
+    Args:
+        out: The root.
+        box: The box's name.
+        experiment: Only those of this experiment.
+    """
+    found = []
+    for path in sorted(out.glob(f"*/{PLAN_FILE}")):
+        with contextlib.suppress(LedgerError):
+            told = _read_json(path)
+            if told.get("box") == box and experiment in (None, told.get("experiment")):
+                found.append(path.parent)
+    return tuple(found)
 
 
 def _generations(folder: Path) -> list[int]:

@@ -68,8 +68,9 @@ ALLOWED = {
     "campaign": SHARED
     | DESIGN
     | MACHINE
-    | {"plan", "ledger", "progress", "survey", "custody", "brakes", "advice", "on_end"},
+    | {"plan", "ledger", "progress", "survey", "custody", "brakes", "orphans", "advice", "on_end"},
     "brakes": SHARED | DESIGN,
+    "orphans": SHARED | DESIGN | {"box"},
     "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
     "adopt": SHARED | DESIGN | {"box"},

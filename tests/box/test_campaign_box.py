@@ -212,6 +212,9 @@ def test_the_box_restores_by_itself_when_the_orchestrator_is_killed(campaign):
     process.wait(10)
     await_true(lambda: ours_on(campaign.box) == [] and serves(), 60)
     assert effective(campaign.box) == before
+    # Its cold caches went with it.
+    left = campaign.box.sh(("find", "/home/alex/.cache/coldboot", "-mindepth", "1"), check=False).stdout
+    assert left == ""
 
 
 def test_a_killed_campaign_goes_on_and_counts_its_torn_boot_as_aborted(campaign):

@@ -213,6 +213,11 @@ def test_a_life_by_exactly_the_commands_that_sudoers_allows(service, unit):
     made = launch("--model", "m", env={"VARIANT": "spec 1", "PRODUCTION": "0"})
     heard = begin(service, made)
     entry = heard.until("serving")
+    # It may hold keys: root's alone, also after it was written anew.
+    for _twice in range(2):
+        shown = unit.sh(("stat", "-c", "%U %a", f"/run/systemd/system/{NAME}.d/zz-coldboot.env")).stdout.split()
+        assert shown == ["root", "600"]
+        service.install(made)
     state = service.state()
     assert (state.active_state, state.n_restarts, state.exit_status) == ("active", 0, None)
     assert (entry.invocation_id, entry.unit, entry.transport) == (state.invocation_id, NAME, "stdout")
@@ -582,6 +587,8 @@ def test_a_unit_of_the_users_own_manager_needs_no_root(box, ssh):
         assert heard.until("Started ").identifier == "systemd"
         assert service.effective()[0] == launch("variant").argv
         assert service.effective()[1]["A"] == "b c"
+        shown = box.sh(("stat", "-c", "%U %a", "/run/user/1000/systemd/user/mine.service.d/zz-coldboot.env")).stdout
+        assert shown.split() == ["alex", "600"]
         assert len(service.pids()) == 2
         service.beat()
         service.stop(kill=True, deadline_s=5)
