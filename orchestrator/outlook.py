@@ -128,7 +128,8 @@ def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str,
         paths = tuple(one.path for one in site.clears)
         why = f"the unit's own caches set aside as PATH.coldboot-aside, empty ones in their place: {' '.join(paths)}"
         user = None if site.unit.user == site.transport.user else site.unit.user
-        found["cold"] = (*door.guard_actions(paths), Action(why, caches.AS_USER, as_user=user))
+        guard = (replace(action, input=None) for action in door.guard_actions(paths))
+        found["cold"] = (*guard, Action(why, caches.AS_USER, as_user=user))
         found["stop"] = (*found.get("stop", ()), replace(door.put_back_action, why="at the end: the caches back"))
     if any(state not in ("as-is", "clear") for state in design.plan.cache):
         place = caches.cache_place(site.unit, design.box.cache_root)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import survey
 from orchestrator.box import unitfile
 from orchestrator.box.aside import Aside, directories
 from orchestrator.box.engines import ENGINES, OwnCache
 from orchestrator.box.owncaches import OwnCaches, precious_of, stores_of
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import UnitFacts
-from orchestrator.errors import BoxError
+from orchestrator.errors import BoxError, MatrixError
 from orchestrator.matrix import BoxSpec
 
 SYSTEMCTL = """#!/bin/sh
@@ -299,6 +300,20 @@ def test_a_mount_point_and_what_holds_one_are_refused(stage):
 def test_a_directory_of_somebody_else_is_refused(stage):
     os.chown(stage.cache, 65534, 65534)
     assert "does not belong to" in stage.resolve(stage.cache)[0]
+
+
+def test_a_box_of_plain_processes_is_told_so_with_file_and_line_before_anything_is_asked(tmp_path):
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(
+        "experiment: e\nboxes:\n  here: {transport: local, service: process, program: [/opt/vllm, serve, m]}\n"
+        "cache: clear\nvariants:\n  a: {}\n"
+    )
+    with pytest.raises(MatrixError) as refused:
+        survey.prepare(survey.Options(matrix=matrix, out=tmp_path / "out"))
+    said = str(refused.value)
+    assert f"{matrix}:4: cache: clear sets a unit's own caches aside, and on box here (`service: process`)" in said
+    assert "accepted: cold, which boots from empty caches of its own" in said
+    assert not (tmp_path / "out").exists()
 
 
 # --- which directories -----------------------------------------------------------------------------------------------
