@@ -233,6 +233,21 @@ def test_what_moved_between_boots_is_told_by_tokens_per_step_and_steps(view):
     assert row[7] == "S (100 %)"
 
 
+def test_what_a_trial_remarked_stands_in_the_report_although_the_trial_counts():
+    made = sample()
+    text = "GPU 0 was at its power limit of 350 W: sw_power_cap in 80 % of 60 samples"
+    records = tuple(
+        record.model_copy(update={"warnings": (text,)})
+        if isinstance(record, TrialEnded) and (record.boot, record.concurrency) == ("b01-spec-1", 8)
+        else record
+        for record in made.records
+    )
+    section = build_view(records, made.series, made.verdicts).section("excluded")
+    assert "1 remark of trials disturbed nothing." in section.sentences
+    assert section.tables[-1].rows == (("b01-spec-1", "spec-1", "trial at 8", text),)
+    assert all(table.title != "Remarks of trials" for table in made.view().section("excluded").tables)
+
+
 def test_what_moved_shows_the_clocks_of_both_windows_where_the_gpus_told_them():
     made = sample()
     clocks = {"b01-spec-8": 1950.0, "b02-spec-8": 1005.0, "b03-spec-8": 1950.0}

@@ -299,12 +299,30 @@ def excluded_section(boots: Sequence[BootView]) -> Section:
                 for level in boot.result.levels
                 if not level.valid
             )
+    remarks = _remarks(boots)
+    sentences = (
+        () if remarks is None else (f"{words.plural(len(remarks.rows), 'remark')} of trials disturbed nothing.",)
+    )
+    more = () if remarks is None else (remarks,)
     if not rows:
-        return Section("excluded", "What was left out", ("Nothing: every trial was valid, and every boot counts.",))
+        none = "Nothing: every trial was valid, and every boot counts."
+        return Section("excluded", "What was left out", (none, *sentences), more)
     whole = sum(row[2] == "whole boot" for row in rows)
     said = f"{words.plural(len(rows) - whole, 'trial')} and {words.plural(whole, 'boot')} are in no number above."
     table = Table("Left out", ("boot", "variant", "what", "as", "why"), tuple(rows), code=frozenset({0}))
-    return Section("excluded", "What was left out", (said,), (table,))
+    return Section("excluded", "What was left out", (said, *sentences), (table, *more))
+
+
+def _remarks(boots: Sequence[BootView]) -> Table | None:
+    """What trials warned of: a power limit that was reached, a window that is a little uncertain and the like."""
+    rows = tuple(
+        (boot.name, words.clean(boot.variant), f"trial at {trial.level}", words.clean(text, 240))
+        for boot in boots
+        for trial in boot.trials
+        for text in trial.warnings
+    )
+    columns = ("boot", "variant", "what", "remark")
+    return Table("Remarks of trials", columns, rows, code=frozenset({0}), folded=True) if rows else None
 
 
 def _reasons(trial: TrialEnded) -> str:
