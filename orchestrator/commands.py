@@ -542,6 +542,7 @@ def init(
         plan="adaptive plans, separated by commas (default: nightly,pull-request)",
         trials="campaigns for each cell of the table (default 1000, several minutes)",
         seed="of the boots (default 1)",
+        cells="of each variant, as levels make them, independent of each other (default 1)",
         write="a page to write the table into, as docs/error-rates.md",
     ),
 )
@@ -551,13 +552,18 @@ def simulate_(
     plan: str = "nightly,pull-request",
     trials: str | None = None,
     seed: str | None = None,
+    cells: str | None = None,
     write: str | None = None,
 ) -> int:
     """Error rates and boots of the plans, by the real planner and verdicts on boots whose truth is known."""
     chosen = [name for one in option.names("plan", plan) if (name := option.plan_name(one)) is not None]
     count, begin = option.number("trials", trials), option.number("seed", seed)
     lines = []
-    for line in simulate.table(chosen, simulate.TRIALS if count is None else count, begin or simulate.SEED):
+    many = option.number("cells", cells)
+    rates = simulate.table(
+        chosen, simulate.TRIALS if count is None else count, begin or simulate.SEED, cells=1 if many is None else many
+    )
+    for line in rates:
         print(line, flush=True)
         lines.append(line)
     if write is not None:

@@ -27,6 +27,7 @@ SLOW_MODE = 0.78
 FIXED = (3, 5, 6, 10)
 BUDGET = 6  # boots a variant, of the column with a budget: 60 % of the largest fixed plan
 TRIALS = 1000
+MOST_CELLS = 64
 SEED = 1
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"  # in docs/error-rates.md
 
@@ -99,19 +100,20 @@ def names_of(truth: Truth) -> tuple[str, ...]:
     return tuple("abcdefgh"[: len(truth.draws)])
 
 
-def matrix_of(variants: Sequence[str], tolerance: float) -> Matrix:
-    """A matrix with nothing but names: the planner reads no flag."""
+def matrix_of(variants: Sequence[str], tolerance: float, cells: int = 1) -> Matrix:
+    """A matrix with nothing but names: the planner reads no flag. Its cells are prompt lengths of 1, 2 … tokens."""
     return parse_matrix(
         "experiment: simulated\nboxes: {none: {unit: none.service}}\nconcurrency: [1]\n"
+        f"load: {{input_tokens: {list(range(1, cells + 1))}}}\n"
         f"tolerance: {tolerance:g}\nvariants: {{{', '.join(f'{name}: {{}}' for name in variants)}}}\n"
     )
 
 
 @dataclass
 class Ledger:
-    """Records of a campaign whose boots were drawn before; the n-th boot of a variant gets its n-th value."""
+    """Records of a campaign whose boots were drawn before: the n-th boot of a variant gets its n-th, a value a cell."""
 
-    values: Mapping[str, Sequence[float]]
+    values: Mapping[str, Sequence[Sequence[float]]]
     records: list[AnyRecord]
     made: Counter[str] = field(default_factory=Counter)
 
@@ -123,20 +125,25 @@ class Ledger:
     def boot(self, planned: PlannedBoot) -> None:
         """One boot, ended."""
         where = planned.model_dump()
-        value = self.values[planned.variant][self.made[planned.variant]]
+        values = self.values[planned.variant][self.made[planned.variant]]
         self.made[planned.variant] += 1
-        if value == DEATH:
+        if values[0] == DEATH:
             end = BootEnded(**where, boot_outcome="crashed", why="oom", died=True, step="first_request")
             self.records.append(end)
             return
-        measured = {"concurrency": 1, "window_s": 1.0, "tokens": None, "tokens_per_s": value, "valid": True}
-        self.records += [TrialEnded(**where, **measured), BootEnded(**where, boot_outcome="completed", why="")]
+        measured = {"concurrency": 1, "window_s": 1.0, "tokens": None, "valid": True}
+        self.records += [
+            TrialEnded(**where, **measured, input_tokens=length, tokens_per_s=value)
+            for length, value in enumerate(values, start=1)
+        ]
+        self.records.append(BootEnded(**where, boot_outcome="completed", why=""))
 
 
-def campaign(start: Plan, values: Mapping[str, Sequence[float]], budget: int | None) -> tuple[Verdicts, int]:
+def campaign(start: Plan, values: Mapping[str, Sequence[Sequence[float]]], budget: int | None) -> tuple[Verdicts, int]:
     """The verdicts of one campaign, and the boots that it took; `budget` in boots."""
     started = {"experiment": "simulated", "box": "none", "rehearsal": True, "seed": 1, "boots_planned": None}
-    begun = CampaignStarted(**started, variants=start.variants, concurrency=(1,))
+    load = {"input_tokens": list(start.input_tokens)}
+    begun = CampaignStarted(**started, variants=start.variants, concurrency=(1,), load=load)
     ledger, plan = Ledger(values, [begun]), start
     while True:
         todo = remaining(plan, ledger.records)
@@ -188,11 +195,23 @@ def play(plan: Plan, truth: Truth, trials: int, seed: int, budget: int | None = 
     """Campaigns of one plan against one truth."""
     rng, names, boots, said = np.random.default_rng(seed), names_of(truth), 0, Counter[str]()
     for _ in range(trials):
-        values = {name: draw(rng, MOST).tolist() for name, draw in zip(names, truth.draws, strict=True)}
+        values = {
+            name: _drawn(draw, rng, len(plan.input_tokens)) for name, draw in zip(names, truth.draws, strict=True)
+        }
         judged, took = campaign(plan, values, budget)
         said[_said(judged)] += 1
         boots += took
     return _rates(said, truth.right, boots / len(names))
+
+
+def _drawn(draw: Draw, rng: np.random.Generator, cells: int) -> list[tuple[float, ...]]:
+    """Boots of one variant, a value for each of its cells, drawn as if cells of one boot had nothing in common.
+
+    That is the worst case: the more alike they are, the more they count as one cell. An engine dies in all of them.
+    """
+    columns = [draw(rng, MOST) for _ in range(cells)]
+    columns = [columns[0], *(np.where(one == DEATH, MIDDLE, one) for one in columns[1:])]
+    return list(zip(*(one.tolist() for one in columns), strict=True))
 
 
 def _said(judged: Verdicts) -> str:
@@ -223,29 +242,43 @@ def columns(chosen: Sequence[PlanName]) -> tuple[str, ...]:
     return ("truth", "right", *chosen, *within, *fixed, "best single run", *(f"{name} ÷ fixed 10" for name in chosen))
 
 
-def row(truth: Truth, chosen: Sequence[PlanName], trials: int, seed: int, tolerance: float) -> tuple[str, ...]:
+def row(
+    truth: Truth, chosen: Sequence[PlanName], trials: int, seed: int, tolerance: float, *, cells: int = 1
+) -> tuple[str, ...]:
     """One truth against every plan; the same boots for all of them."""
-    matrix = matrix_of(names_of(truth), tolerance)
+    matrix = matrix_of(names_of(truth), tolerance, cells)
     budget = BUDGET * len(truth.draws)
     adaptive = {name: make_plan(matrix, plan_name=name) for name in chosen}
     free = [play(plan, truth, trials, seed) for plan in adaptive.values()]
     within = [play(plan, truth, trials, seed, budget) for plan in adaptive.values() if plan.looks.last > BUDGET]
     fixed = [play(make_plan(matrix, boots), truth, trials, seed) for boots in FIXED]
     share = (f"{100 * rates.boots / fixed[-1].boots:.0f} %" for rates in free)
-    cells = (*free, *within, *fixed, best_run(truth, trials, seed))
-    return (truth.name, truth.right, *map(str, cells), *share)
+    found = (*free, *within, *fixed, best_run(truth, trials, seed))
+    return (truth.name, truth.right, *map(str, found), *share)
 
 
-def table(chosen: Sequence[PlanName], trials: int = TRIALS, seed: int = SEED, tolerance: float = 0.05) -> Iterator[str]:
+def table(
+    chosen: Sequence[PlanName], trials: int = TRIALS, seed: int = SEED, tolerance: float = 0.05, *, cells: int = 1
+) -> Iterator[str]:
     """The table as Markdown, line by line, each as soon as it is known.
 
+    Args:
+        chosen: The adaptive plans.
+        trials: Campaigns of each truth and plan.
+        seed: Of the boots.
+        tolerance: Sd of logs.
+        cells: Of each variant, independent of each other.
+
     Raises:
-        UsageError: no trials.
+        UsageError: no trials, no cells.
     """
-    if trials < 1:
-        raise UsageError(f"--trials {trials}: accepted: a whole number from 1")
+    for name, number, most in (("trials", trials, 10**9), ("cells", cells, MOST_CELLS)):
+        if not 1 <= number <= most:
+            many = "from 1" if name == "trials" else f"1 to {most}"
+            raise UsageError(f"--{name} {number}: accepted: a whole number {many}")
+    each = "" if cells == 1 else f", {cells} independent cells a variant"
     yield (
-        f"{trials} campaigns a cell, seed {seed}, tolerance {100 * tolerance:g} %: false accept / false reject / "
+        f"{trials} campaigns a cell, seed {seed}, tolerance {100 * tolerance:g} %{each}: false accept / false reject / "
         "undecided in %, then boots a variant."
     )
     yield ""
@@ -253,7 +286,7 @@ def table(chosen: Sequence[PlanName], trials: int = TRIALS, seed: int = SEED, to
     yield f"| {' | '.join(header)} |"
     yield f"|{'--|' * len(header)}"
     for truth in TRUTHS:
-        yield f"| {' | '.join(row(truth, chosen, trials, seed, tolerance))} |"
+        yield f"| {' | '.join(row(truth, chosen, trials, seed, tolerance, cells=cells))} |"
 
 
 def rewritten(page: str, lines: Sequence[str]) -> str:

@@ -63,6 +63,25 @@ def test_a_steady_variant_costs_six_boots_of_a_nightly_plan_and_ten_of_the_fixed
     assert simulate.play(fixed(5), steady, 10, 1).undecided == 1  # five boots never vouch
 
 
+def test_more_cells_are_more_ways_to_be_refuted_and_fewer_to_be_vouched_for():
+    at_tolerance = truth("sd 5 % (the tolerance itself)")
+    one, eight = (
+        simulate.play(make_plan(simulate.matrix_of(("a",), 0.05, cells), 6), at_tolerance, 60, 1) for cells in (1, 8)
+    )
+    # At the tolerance each cell is refuted in 5 % of campaigns, one of eight in 1 − 0.95⁸ = 34 %. All eight are vouched
+    # for in 0.05⁸ of them: never.
+    assert one.false_reject < 0.17 < eight.false_reject < 0.55
+    assert eight.false_accept == 0
+    steady = simulate.play(make_plan(simulate.matrix_of(("a",), 0.05, 8), plan_name="nightly"), truth("sd 0.5 %"), 5, 1)
+    assert steady == simulate.Rates(false_accept=0, false_reject=0, undecided=0, boots=6)
+
+
+def test_no_cells_and_no_trials_are_refused():
+    for asked in ({"trials": 0}, {"cells": 0}, {"cells": 65}):
+        with pytest.raises(UsageError, match="accepted: a whole number"):
+            next(simulate.table(CHOSEN, **asked))
+
+
 def test_a_variant_that_always_dies_gets_two_boots_of_a_nightly_plan():
     dead = simulate.Truth("dead", "reject", (simulate.fatal(1.0),))
     plan = make_plan(simulate.matrix_of(("a",), 0.05), plan_name="nightly")
