@@ -64,7 +64,8 @@ keep() {
   [ ! -e "$kept" ] || kept=$kept-$$
   mv -T -- "$d" "$kept" && echo "what the service wrote into $d meanwhile is kept in $kept"
 }
-away() { if mine; then gone "$spent" && mv -T -- "$d" "$spent"; else keep; fi; }
+# An empty D is nobody's.
+away() { rmdir -- "$d" 2>/dev/null && return; if mine; then gone "$spent" && mv -T -- "$d" "$spent"; else keep; fi; }
 """
 _PUT_BACK = (
     _LOOK
@@ -77,7 +78,7 @@ put_back() {
     mv -T -- "$aside" "$d" || return 1
     echo "$d is back"
   elif [ "$there" = no ] && [ -e "$d" ]; then
-    if mine; then away || return 1; else echo "$d was made by the service meanwhile, and stays"; fi
+    if rmdir -- "$d" 2>/dev/null; then :; elif mine; then away || return 1; else echo "$d was made by the service meanwhile, and stays"; fi
   fi
   sync -- "$up" 2>/dev/null
   rm -f -- "$note" "$note.new" || return 1
