@@ -78,7 +78,9 @@ put_back() {
     mv -T -- "$aside" "$d" || return 1
     echo "$d is back"
   elif [ "$there" = no ] && [ -e "$d" ]; then
-    if rmdir -- "$d" 2>/dev/null; then :; elif mine; then away || return 1; else echo "$d was made by the service meanwhile, and stays"; fi
+    if rmdir -- "$d" 2>/dev/null; then :
+    elif mine; then away || return 1
+    else echo "$d was made by the service meanwhile, and stays"; fi
   fi
   sync -- "$up" 2>/dev/null
   rm -f -- "$note" "$note.new" || return 1
