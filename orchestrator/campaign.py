@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from orchestrator import __version__
 from orchestrator.advice import boot_warning
-from orchestrator.boot import GpuIdle, Rig, Way, cycle
+from orchestrator.boot import cycle
 from orchestrator.box import caches, lock
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
@@ -40,6 +40,7 @@ from orchestrator.failpoints import reached
 from orchestrator.interrupts import Interrupts
 from orchestrator.journal import DEFAULT
 from orchestrator.ledger import BOOTS, Ledger, private_folder, read, write_private
+from orchestrator.life import GpuIdle, Rig, Way
 from orchestrator.matrix import Matrix, load_matrix, select
 from orchestrator.on_end import Ending
 from orchestrator.orphans import end_orphans

@@ -17,12 +17,13 @@ import orjson
 import pytest
 from rehearsal_engine import QUICK
 
-from orchestrator.boot import GpuIdle, Rig, Way, cycle
+from orchestrator.boot import cycle
 from orchestrator.box.engines import ENGINES, Launch
 from orchestrator.box.services import Service, make_service
 from orchestrator.box.transports import Transport, connect
 from orchestrator.errors import CommandFailed, ProblemsError
 from orchestrator.interrupts import Interrupts
+from orchestrator.life import GpuIdle, Rig, Way
 from orchestrator.matrix import BoxSpec, Deadlines, LoadSpec, Variant
 from orchestrator.plan import PlannedBoot
 from orchestrator.promptfile import PromptFile, parse_prompts
@@ -157,12 +158,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     transport.close()
 
 
+def on_time(bench) -> list[TrialEnded]:
+    """The trials but those, repeated, in which a busy machine made our client late, as it does at 20 ms a request."""
+    return [trial for trial in bench.trials if not any("client_late" in reason for reason in trial.invalid_reasons)]
+
+
 def test_a_good_boot_takes_its_steps_in_order_and_leaves_nothing(bench):
     bench.boot(bench.launch(1))
     assert bench.steps == MEASURED
     assert (bench.end.boot_outcome, bench.end.died, bench.end.step) == ("completed", False, None)
     assert bench.end.cache_proof == "compiled"
-    assert [(trial.concurrency, trial.valid, trial.failed) for trial in bench.trials] == [
+    assert [(trial.concurrency, trial.valid, trial.failed) for trial in on_time(bench)] == [
         (1, True, False),
         (2, True, False),
     ]
@@ -198,9 +204,7 @@ def own_prompts(bench, *prompts: str) -> None:
 def test_the_users_own_prompts_are_shared_by_all_levels_of_a_boot_and_hit_no_prefix_cache(bench):
     own_prompts(bench, *(f"What is {number} plus {number + 1}, and why do you think so?" for number in range(300)))
     bench.boot(bench.launch(1))
-    # Requests of 20 ms make much of a busy machine; whatever else disturbs a trial is a mistake.
-    late = [reason.startswith("client_late") for trial in bench.trials for reason in trial.invalid_reasons]
-    assert all(late)
+    assert all(trial.valid for trial in on_time(bench))
     assert {trial.concurrency for trial in bench.trials} == {1, 2}
     assert all(trial.deltas.prefix_cache_hits in (None, 0.0) for trial in bench.trials)
     assert not any("of the file again" in warning for trial in bench.trials for warning in trial.warnings)
@@ -239,7 +243,7 @@ def test_each_concurrency_is_measured_at_each_prompt_length_and_longer_prompts_a
     bench.load = LOAD.model_copy(update={"input_tokens": (16, 4000)})
     bench.boot(bench.launch(1))
     assert (bench.end.boot_outcome, bench.step("headroom").facts["prompt_tokens"]) == ("completed", 4000)
-    good = [trial for trial in bench.trials if trial.valid]  # a busy machine disturbs a window, which is repeated
+    good = on_time(bench)
     assert [str(trial.level) for trial in good] == ["1@16", "2@16", "1@4000", "2@4000"]
     short, long = ([trial.tokens_per_s for trial in good if trial.input_tokens == n] for n in (16, 4000))
     assert all(slow < fast for slow, fast in zip(long, short, strict=True))
@@ -433,7 +437,7 @@ def with_gpu(bench, monkeypatch, reasons):
 
 def test_each_trial_tells_what_the_gpus_did_in_its_window_and_a_power_limit_leaves_it_valid(bench, monkeypatch):
     with_gpu(bench, monkeypatch, "0x0000000000000004")
-    (trial,) = bench.trials
+    (trial,) = on_time(bench)
     (gpu,) = trial.gpu
     assert (trial.valid, gpu.index, gpu.memory_used_max_mib, gpu.power_mean_w) == (True, 0, 73051, 436.31)
     assert gpu.throttle == {"sw_power_cap": 1.0}
@@ -445,7 +449,8 @@ def test_each_trial_tells_what_the_gpus_did_in_its_window_and_a_power_limit_leav
 def test_a_window_in_which_heat_slows_the_gpu_down_is_measured_again_three_times_and_has_no_value(bench, monkeypatch):
     with_gpu(bench, monkeypatch, "0x0000000000000020")
     assert [(trial.valid, trial.tokens_per_s) for trial in bench.trials] == [(False, None)] * 4
-    assert all("throttled: GPU 0 sw_thermal_slowdown in 100 %" in trial.invalid_reasons[0] for trial in bench.trials)
+    heat = "throttled: GPU 0 sw_thermal_slowdown in 100 %"
+    assert all(any(heat in reason for reason in trial.invalid_reasons) for trial in bench.trials)
     assert bench.end.boot_outcome == "completed"
 
 

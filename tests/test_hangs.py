@@ -11,6 +11,7 @@ from pathlib import Path
 from test_boot import DEADLINES, Bench, bench
 
 from orchestrator import boot as boot_room
+from orchestrator import exercise, life
 from orchestrator.box import facts
 from orchestrator.hangs import HANGS, LATE, page
 from orchestrator.matrix import Deadlines
@@ -50,7 +51,7 @@ def test_a_server_that_never_answers_health_is_not_ready_by_its_deadline(bench):
 
 
 def test_a_server_that_is_healthy_and_never_answers_ends_at_the_first_request(bench, monkeypatch):
-    monkeypatch.setattr(boot_room, "ALIVE_S", 0.5)
+    monkeypatch.setattr(exercise, "ALIVE_S", 0.5)
     bench.deadlines = DEADLINES.model_copy(update={"first_request_s": 0.5})
     bench.boot(launch_of(bench, "healthy"))
     assert (bench.end.boot_outcome, bench.end.step) == (LATE["first_request"], "first_request")
@@ -84,7 +85,7 @@ def test_memory_that_does_not_drain_disturbs_the_boot_and_names_gpu_and_numbers(
     bench.deadlines = DEADLINES.model_copy(update={"clean_slate_s": 0.5})
     gpu = facts.Gpu(0, "GPU-0", 24576, 900, 23676, None, None, None, None, None)
     monkeypatch.setattr(boot_room.facts, "gpu_state", lambda _transport: facts.GpuState((gpu,), ()))
-    bench.idle = boot_room.GpuIdle((12,))
+    bench.idle = life.GpuIdle((12,))
     begun = time.monotonic()
     bench.boot(bench.launch(1))
     assert bench.steps == ["clean_slate", "stop"]

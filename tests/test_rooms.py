@@ -26,8 +26,11 @@ MACHINE = {
     "watch",
     "interrupts",
     "hangs",
+    "life",
+    "exercise",
     "boot",
 }
+CYCLE = {"life", "exercise", "boot"}
 ANALYSIS = {"stats", "verdict", "series", "report", "gate"}
 
 ALLOWED = {
@@ -60,8 +63,10 @@ ALLOWED = {
     "prompts": SHARED,
     "scrape": SHARED,
     "watch": SHARED | {"journal"},
+    "life": SHARED | DESIGN | (MACHINE - CYCLE),
+    "exercise": SHARED | DESIGN | (MACHINE - CYCLE) | {"life", "ledger"},
     "boot": SHARED | DESIGN | (MACHINE - {"boot"}) | {"ledger"},
-    "survey": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "forecast"},
+    "survey": SHARED | DESIGN | (MACHINE - CYCLE) | {"plan", "ledger", "progress", "forecast"},
     "forecast": SHARED | DESIGN | {"plan", "ledger", "stats"},
     "sketch": SHARED | DESIGN | {"box"},
     "outlook": SHARED | DESIGN | {"box", "survey", "forecast", "progress"},
@@ -71,7 +76,7 @@ ALLOWED = {
     | {"plan", "ledger", "progress", "survey", "custody", "brakes", "orphans", "advice", "on_end"},
     "brakes": SHARED | DESIGN,
     "orphans": SHARED | DESIGN | {"box"},
-    "custody": SHARED | DESIGN | (MACHINE - {"boot"}) | {"plan", "ledger", "progress", "survey"},
+    "custody": SHARED | DESIGN | (MACHINE - CYCLE) | {"plan", "ledger", "progress", "survey"},
     "progress": SHARED,
     "adopt": SHARED | DESIGN | {"box"},
     "doctor": SHARED | DESIGN | {"box", "scrape", "survey", "plan", "progress"},
