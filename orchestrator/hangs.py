@@ -99,6 +99,13 @@ HANGS = (
         "tests/test_transports.py, tests/box/test_box_ssh.py",
     ),
     Hang(
+        "the `nvidia-smi` that watches the GPUs",
+        "the end of the trial; nobody waits for it",
+        "it is killed with its process group, here or over ssh, also when we are killed",
+        "a warning of the trial; no GPU facts",
+        "tests/test_gpuwatch.py, tests/box/test_box_gpus.py",
+    ),
+    Hang(
         "coldboot itself (suspended, a laptop asleep)",
         "`dead_man_s` without a heartbeat",
         "the box restores production; awake again, the campaign asks for the box anew",
