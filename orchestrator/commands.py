@@ -44,14 +44,14 @@ from orchestrator.adopt import unset_of
 from orchestrator.closing import campaign_end, program, spoken
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
-from orchestrator.ledger import BOOTS, RECORDS, read
+from orchestrator.ledger import BOOTS, RECORDS, contents, read
 from orchestrator.live import make_listener
 from orchestrator.matrix import find_experiment, load_matrix, parse_boots, select
 from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_problems
 from orchestrator.options import told as option_help
 from orchestrator.plan import PLAN_FILE, read_plan
 from orchestrator.progress import Listener, PlainListener
-from orchestrator.records import CampaignStarted, Series, Verdicts
+from orchestrator.records import AnyRecord, CampaignStarted, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
@@ -103,15 +103,26 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
 
 
 def _series(folder: Path) -> Series:
+    return _kept(folder)[1]
+
+
+def _kept(folder: Path) -> tuple[tuple[AnyRecord, ...], Series]:
+    """The records of an experiment, and the series that they make."""
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
-    records = read(folder)
+    kept = contents(folder)
+    records = kept.records
+    if kept.torn:
+        _say(
+            f"WARNING {folder / RECORDS}: the last line is no whole record of this version ({len(kept.torn)} bytes) "
+            "and is in no number; the next `matrix` sets it aside"
+        )
     if not any(isinstance(record, CampaignStarted) for record in records):
         # Without it nobody knows which box this was, and whether it was a rehearsal.
         raise LedgerError(
             f"{folder / RECORDS}: no campaign_started in it: it is empty, or its beginning is lost",
             hint="the same `matrix` command goes on or begins again; a copy of the file brings it back",
         )
-    return verdict.series_from_records(records, plan=plan)
+    return records, verdict.series_from_records(records, plan=plan)
 
 
 def _judged(folder: Path) -> Verdicts | None:
@@ -119,7 +130,8 @@ def _judged(folder: Path) -> Verdicts | None:
 
 
 def _experiment(folder: Path) -> side_by_side.Experiment:
-    return side_by_side.experiment(folder.name, _series(folder), read(folder))
+    records, series = _kept(folder)
+    return side_by_side.experiment(folder.name, series, records)
 
 
 def _other(out: Path, name: str) -> side_by_side.Experiment | None:
@@ -259,13 +271,13 @@ def report_(
         pairs = side_by_side.pairs(compare, _experiment(folder), lambda name: _other(Path(out), name))
         print("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
         return OK
-    series = _series(folder)
+    records, series = _kept(folder)
     if explain is not None:
         print(verdict.explain(series, explain))
         return OK
     verdicts = verdict.judge(series)
     steps = tuple(report.next_steps(verdicts, folder.name, tool=program(), options=_out_again(out)))
-    view = report.build_view(read(folder), series, verdicts, folder / BOOTS, steps)
+    view = report.build_view(records, series, verdicts, folder / BOOTS, steps)
     written = report.write(view, folder / "report")
     Console(highlight=False).print(report.reasons(verdicts))
     print()
@@ -433,8 +445,9 @@ def adopt(
     if variant is None or not print_:
         raise UsageError("adopt needs a variant, and only prints", hint=f"`{program()} adopt spec-1 --print`")
     folder = find_experiment(Path(out), experiment)
-    verdicts = verdict.judge(_series(folder))
-    made = make_adoption(read(folder), verdicts, variant, unset_env=unset_of(folder, variant))
+    records, series = _kept(folder)
+    verdicts = verdict.judge(series)
+    made = make_adoption(records, verdicts, variant, unset_env=unset_of(folder, variant))
     for warning in made.warnings:
         _say(f"WARNING {warning}")
     print(f"{made.diff}\n\n# {made.path}\n{made.text}", end="")

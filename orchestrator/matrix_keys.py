@@ -98,6 +98,9 @@ class Keys(Frozen):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def model_post_init(self, _context: Any, /) -> None:
+        """Unlike a record, each knows which of its keys were given: what a box says overrides what the file says."""
+
 
 class LoadSpec(Keys):
     """How each trial loads the engine."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
@@ -61,10 +62,28 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@cache
+def _fields(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
 class Frozen(BaseModel):
     """A finished thing: it never changes, and holds no NaN or infinity. Unknown keys of a later version are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """One set of field names for all of a class: a set of its own is more than half of what a record takes."""
+        object.__setattr__(self, "__pydantic_fields_set__", _fields(type(self)))
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with other values, as `model_copy`, a tenth as long: for whoever changes each of many thousands."""
+        new = object.__new__(type(self))
+        object.__setattr__(new, "__dict__", self.__dict__ | changes)
+        object.__setattr__(new, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        object.__setattr__(new, "__pydantic_extra__", None)
+        object.__setattr__(new, "__pydantic_private__", None)
+        return new
 
 
 # --- levels --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator import commands
 from orchestrator import ledger as ledger_room
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, parse, read, to_line
@@ -115,3 +116,29 @@ def test_artefacts_are_private(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "gwen" / "records.jsonl").stat().st_mode) == 0o600
+
+
+def test_the_outline_keeps_boots_without_their_commands_and_reads_them_so_again(tmp_path):
+    begun = started("b01-a").model_copy(update={"command": ("vllm", "serve"), "env": {"A": "1"}})
+    with Ledger(tmp_path) as ledger:
+        ledger.append(begun)
+        assert [(record.boot, record.command, record.env) for record in ledger.outline] == [("b01-a", (), {})]
+    with Ledger(tmp_path) as ledger:
+        assert [(record.boot, record.command, record.env) for record in ledger.outline] == [("b01-a", (), {})]
+    assert read(tmp_path)[0].command == ("vllm", "serve")
+
+
+def test_a_changed_copy_is_as_pydantics_and_leaves_the_first_alone():
+    one = started("b01-a")
+    other = one.but(boot="b02-a")
+    assert other == one.model_copy(update={"boot": "b02-a"})
+    assert (one.boot, other.boot) == ("b01-a", "b02-a")
+
+
+def test_a_torn_last_line_is_said_before_anything_is_made_of_the_rest(tmp_path, capsys):
+    (tmp_path / "records.jsonl").write_bytes(to_line(started()) + b'{"v":1')
+    with pytest.raises(LedgerError, match="no campaign_started"):
+        commands._kept(tmp_path)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "WARNING" in said
+    assert "the last line is no whole record of this version (6 bytes) and is in no number" in said

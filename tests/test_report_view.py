@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from report_samples import BASE, TRITON_EVIDENCE, TRITON_LINES, sample
@@ -19,6 +20,7 @@ from orchestrator.records import (
     TrialEnded,
 )
 from orchestrator.report import build_view, commands, evidence, figures, wall, words
+from orchestrator.report.model import Table
 
 
 @pytest.fixture(scope="module")
@@ -452,3 +454,13 @@ def test_foreign_text_is_made_harmless(given, shown):
 )
 def test_numbers_are_short_and_what_is_not_there_is_a_dash(value, shown):
     assert words.number(value) == shown
+
+
+def test_a_report_of_thousands_of_boots_shows_the_first_rows_and_counts_the_rest():
+    rows = tuple((f"b{number:04}", "1.0") for number in range(2000))
+    table = Table("Boots", ("boot", "tok/s"), rows, folded=True)
+    short = table.shortened()
+    assert (len(short.rows), short.left_out, short.all_rows) == (500, 1500, 2000)
+    assert short.shortened() == short
+    few = replace(table, rows=rows[:500])
+    assert few.shortened() is few

@@ -79,7 +79,7 @@ def collect(records: Iterable[AnyRecord], series: Series) -> tuple[BootView, ...
     names = dict.fromkeys((*results, *found))
     if len(series.input_tokens) <= 1:
         for one in found.values():  # as in the series: the only prompt length is named in no level
-            one.trials = [trial.model_copy(update={"input_tokens": None}) for trial in one.trials]
+            one.trials = [trial.but(input_tokens=None) for trial in one.trials]
     views = (_join(name, results.get(name), found.get(name, _Found())) for name in names)
     return tuple(sorted(views, key=lambda boot: (boot.position, boot.name)))
 

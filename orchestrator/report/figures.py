@@ -26,6 +26,7 @@ from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
 NAME_LIMIT = 22
+MOST_POINTS = 150
 MOST_BARS = 60
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
@@ -371,6 +372,14 @@ def _medians_of(found: Sequence[TrialEnded], read: Callable[[TrialEnded], Quanti
     return tuple(value for trial in found if (value := read(trial).p50) is not None)
 
 
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    """At most `MOST_POINTS` of them, evenly by rank, the ends among them: more lie upon each other anyway."""
+    if len(values) <= MOST_POINTS:
+        return values
+    ranked, last = sorted(values), len(values) - 1
+    return [ranked[round(place * last / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+
+
 def _draw_curve(ax: Axes, ink: Ink, curve: Curve, levels: Sequence[int]) -> Line2D:
     """A line through the medians of the boots that agree; where they do not, each boot alone. Returns its legend."""
     paint, shape, line = colour(curve.variant, ink), marker(curve.variant), dashes(curve.variant)
@@ -384,7 +393,7 @@ def _draw_curve(ax: Axes, ink: Ink, curve: Curve, levels: Sequence[int]) -> Line
             (level, value)
             for level, values in curve.boots.items()
             if (level not in curve.refuted) == agreed
-            for value in values
+            for value in _thinned(values)
         ]
         ax.plot(
             [level for level, _ in spots],

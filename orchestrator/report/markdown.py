@@ -16,6 +16,7 @@ from orchestrator.report.model import CellView, EvidenceView, NextStep, Table, V
 
 MOST_CHARACTERS = 60_000
 MOST_FOLDED_ROWS = 40
+MOST_TABLE_ROWS = 200
 MOST_IN_A_PARAGRAPH = 3
 ICONS: dict[VariantAnswer, str] = {
     "WINNER": "🏆",
@@ -82,7 +83,7 @@ def _parts(view: View, *, evidence: bool, tables: bool) -> Iterator[str]:
             # Long details belong onto the page; a comment is scrolled past.
             if not table.folded:
                 yield f"**{escape(table.title)}**\n\n{_table(table)}"
-            elif tables and len(table.rows) <= MOST_FOLDED_ROWS:
+            elif tables and table.all_rows <= MOST_FOLDED_ROWS:
                 yield _summary(table.title, _table(table))
     name = escape(view.verdicts.experiment)
     stamp = f" · {words.REHEARSAL}" if view.rehearsal else ""
@@ -154,8 +155,12 @@ def _cell(cell: CellView, *, several: bool) -> str:
 
 
 def _table(table: Table) -> str:
-    rows = [tuple(escape(cell) for cell in row) for row in table.rows]
-    return _rows(table.columns, rows, table.numeric)
+    # More would not fit into a comment, however short its rows.
+    shown = table.rows[:MOST_TABLE_ROWS]
+    rows = [tuple(escape(cell) for cell in row) for row in shown]
+    more = table.all_rows - len(shown)
+    note = f"\n\n<sub>{more} more rows stand in boots.csv, cells.csv and records.jsonl.</sub>" if more else ""
+    return _rows(table.columns, rows, table.numeric) + note
 
 
 def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozenset[int]) -> str:

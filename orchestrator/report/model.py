@@ -7,7 +7,7 @@ a figure or the CSV needs them (`points`, `boots`, `trials`); tables are text, r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from orchestrator.records import (
@@ -47,9 +47,15 @@ SectionKey = Literal[
 FigureName = Literal["boots", "throughput", "latency", "wall", "timeline", "memory", "rulers", "order"]
 
 
+MOST_ROWS = 500
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text. `numeric` columns are set right; `code` columns are set in a fixed-width face."""
+    """Rows of text. `numeric` columns are set right; `code` columns are set in a fixed-width face.
+
+    `left_out` counts the rows that a report of thousands of boots has no room for.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -57,6 +63,17 @@ class Table:
     numeric: frozenset[int] = frozenset()
     code: frozenset[int] = frozenset()
     folded: bool = False
+    left_out: int = 0
+
+    @property
+    def all_rows(self) -> int:
+        """How many there would be."""
+        return len(self.rows) + self.left_out
+
+    def shortened(self) -> Table:
+        """With the rows that there is room for."""
+        more = max(0, len(self.rows) - MOST_ROWS)
+        return replace(self, rows=self.rows[:MOST_ROWS], left_out=self.left_out + more) if more else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from orchestrator.records import CacheState, Level, Quantiles, Rulers, TrialEnded
 from orchestrator.report import words
-from orchestrator.report.model import BootView, CellView, RulerRatio, Section, Table, VariantView
+from orchestrator.report.model import MOST_ROWS, BootView, CellView, RulerRatio, Section, Table, VariantView
 
 Ruler = Literal["usage", "chunks", "words", "logger"]
 RULERS: dict[Ruler, str] = {
@@ -300,9 +300,7 @@ def excluded_section(boots: Sequence[BootView]) -> Section:
                 if not level.valid
             )
     remarks = _remarks(boots)
-    sentences = (
-        () if remarks is None else (f"{words.plural(len(remarks.rows), 'remark')} of trials disturbed nothing.",)
-    )
+    sentences = () if remarks is None else (f"{words.plural(remarks.all_rows, 'remark')} of trials disturbed nothing.",)
     more = () if remarks is None else (remarks,)
     if not rows:
         none = "Nothing: every trial was valid, and every boot counts."
@@ -315,14 +313,15 @@ def excluded_section(boots: Sequence[BootView]) -> Section:
 
 def _remarks(boots: Sequence[BootView]) -> Table | None:
     """What trials warned of: a power limit that was reached, a window that is a little uncertain and the like."""
+    told = [(boot, trial, text) for boot in boots for trial in boot.trials for text in trial.warnings]
     rows = tuple(
         (boot.name, words.clean(boot.variant), f"trial at {trial.level}", words.clean(text, 240))
-        for boot in boots
-        for trial in boot.trials
-        for text in trial.warnings
+        for boot, trial, text in told[:MOST_ROWS]
     )
     columns = ("boot", "variant", "what", "remark")
-    return Table("Remarks of trials", columns, rows, code=frozenset({0}), folded=True) if rows else None
+    more = len(told) - len(rows)
+    table = Table("Remarks of trials", columns, rows, code=frozenset({0}), folded=True, left_out=more)
+    return table if rows else None
 
 
 def _reasons(trial: TrialEnded) -> str:

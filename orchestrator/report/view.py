@@ -85,7 +85,9 @@ def _shown(sections: Sequence[Section]) -> tuple[Section, ...]:
     said = tuple(
         f"{one.title} is not shown: {one.sentences[0].removeprefix('Not computed: ').rstrip('.')}." for one in empty
     )
-    kept = [one for one in sections if one not in empty]
+    kept = [
+        replace(one, tables=tuple(table.shortened() for table in one.tables)) for one in sections if one not in empty
+    ]
     return tuple(replace(one, sentences=one.sentences + said) if one.key == "excluded" else one for one in kept)
 
 

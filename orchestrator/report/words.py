@@ -41,6 +41,8 @@ REPRODUCIBILITY: dict[Reproducibility, str] = {
 
 def clean(text: str, limit: int | None = None) -> str:
     """One line of harmless text: no escapes, no control characters; cut with an ellipsis at `limit` characters."""
+    if text.isascii() and text.isprintable():
+        return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
     # A progress bar overwrites its line with \r: what a terminal would show at the end is what is said.
     shown = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
     flat = _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", _ESCAPE.sub("", " ".join(shown).replace("\t", "    ")))
