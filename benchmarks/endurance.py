@@ -2,11 +2,15 @@
 
     python benchmarks/endurance.py run FOLDER [--boots 2000]
     python benchmarks/endurance.py page FOLDER
+    python benchmarks/endurance.py grow FOLDER TO [--boots 500]
 
 `run` starts the ordinary `invoke matrix` in FOLDER and looks at its process from outside once a boot: resident memory,
 open descriptors, threads, child processes, seconds of ours, size of the ledger. Each look is a line of `looks.csv`, so
 that a run that is cut off is kept; the same command goes on. Afterwards it measures what a ledger of that size costs:
 going on, `plan`, `report`, `gate`, each with its time and its peak memory.
+
+`grow` makes the same ledger without booting: the boots of a short run in FOLDER again and again, each with values of
+its own, until each variant has so many; then it measures what that costs, as `run` does.
 
 `page` makes benchmarks/endurance.md and its chart. Whether something grows is not judged by eye: it is the Theil-Sen
 slope with its 95 % interval over all looks but the first tenth, in percent of the median over the whole run.
@@ -19,23 +23,27 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
+import random
 import resource
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import orjson
 from scipy import stats
 
+from orchestrator.plan import PLAN_FILE, extend, read_plan, write_plan
+
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - after the backend
+from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).parent.parent
 NAME = "endurance"
@@ -166,6 +174,11 @@ def resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
+def entries(folder: str) -> int:
+    """How many entries a folder has."""
+    return sum(1 for _ in Path(folder).iterdir())
+
+
 def children_of(pid: int) -> int:
     """Processes that it has started and that live."""
     return sum(len((task / "children").read_text().split()) for task in Path(f"/proc/{pid}/task").iterdir())
@@ -197,8 +210,8 @@ def run(folder: Path, boots: int) -> None:
                     records=tail.records,
                     ledger_mib=round(tail.position / 2**20, 4),
                     rss_mib=round(resident_mib(process.pid), 3),
-                    descriptors=len(os.listdir(f"/proc/{process.pid}/fd")),
-                    threads=len(os.listdir(f"/proc/{process.pid}/task")),
+                    descriptors=entries(f"/proc/{process.pid}/fd"),
+                    threads=entries(f"/proc/{process.pid}/task"),
                     children=children_of(process.pid),
                     boot_s=tail.boot_s,
                     ours_s=tail.ours_s,
@@ -225,8 +238,8 @@ def cost(folder: Path, boots: int) -> None:
     (folder / "cost.json").write_bytes(orjson.dumps(lines, option=orjson.OPT_INDENT_2))
 
 
-def going_on(folder: Path, boots: int) -> tuple[float, float]:
-    """Seconds until a campaign that goes on begins its first boot, and its memory then, MiB; it is stopped politely."""
+def going_on(folder: Path, boots: int) -> tuple[float, float, float]:
+    """Until a campaign that goes on begins its first boot: seconds, of these of the CPU, and its memory then, MiB."""
     tail = Tail(ledger_of(folder))
     tail.look()
     argv = invoke(folder, "matrix", "--boots", str(boots + 1))
@@ -236,17 +249,19 @@ def going_on(folder: Path, boots: int) -> tuple[float, float]:
         while process.poll() is None and not tail.look():
             time.sleep(0.01)
         seconds, mib = time.monotonic() - began, resident_mib(process.pid)
+        used = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         process.terminate()
         process.wait()
-    return seconds, mib
+    return seconds, (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK"), mib
 
 
-def timed(argv: Sequence[str]) -> tuple[float, float]:
-    """Seconds and peak memory, MiB, of a command."""
+def timed(argv: Sequence[str]) -> tuple[float, float, float]:
+    """A command's seconds, of these of the CPU, and its peak memory, MiB."""
     began = time.monotonic()
-    pid = os.spawnvp(os.P_NOWAIT, argv[0], list(argv))
-    _, _, used = os.wait4(pid, 0)
-    return time.monotonic() - began, used.ru_maxrss / 1024
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _, _, used = os.wait4(process.pid, 0)
+    process.returncode = 0
+    return time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def mentioning(text: str) -> list[str]:
@@ -260,6 +275,49 @@ def mentioning(text: str) -> list[str]:
         if text in words and int(path.parent.name) not in (os.getpid(), os.getppid()):
             found.append(words.strip())
     return found
+
+
+# --- the same ledger without its boots -------------------------------------------------------------------------------
+
+
+def grow(folder: Path, to: Path, boots: int) -> None:
+    """An experiment of so many boots of each variant in `to`, from the boots of another one."""
+    prepare(to)
+    source, target = folder / "artifacts" / NAME, to / "artifacts" / NAME
+    target.mkdir(parents=True)
+    (target / "matrix.yaml").write_text((to / "matrix.yaml").read_text())
+    plan = extend(read_plan(source / PLAN_FILE), boots)
+    write_plan(target / PLAN_FILE, plan)
+    began, made = _templates(source)
+    chance = random.Random(1)  # noqa: S311 - reproducible on purpose, no secret
+    with ledger_of(to).open("wb") as ledger:
+        ledger.write(began)
+        for boot in plan.boots_planned:
+            name, lines = chance.choice(made[boot.variant])
+            key = {"boot": boot.boot, "block": boot.block, "position": boot.position, "attempt": 1}
+            factor = math.exp(chance.gauss(0, 0.02))
+            for record in lines:
+                changed = record | key
+                if changed.get("tokens_per_s") is not None:
+                    changed["tokens_per_s"] *= factor
+                ledger.write(orjson.dumps(changed, option=orjson.OPT_APPEND_NEWLINE))
+            (target / "boots").mkdir(exist_ok=True)
+            (target / "boots" / boot.boot).symlink_to((source / "boots" / name).resolve())
+
+
+def _templates(source: Path) -> tuple[bytes, dict[str, list[tuple[str, list[dict[str, Any]]]]]]:
+    """The campaign's beginning, and of each variant its boots that ended: name and records."""
+    lines = (source / "records.jsonl").read_bytes().splitlines(keepends=True)
+    boots: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        record = orjson.loads(line)
+        if "boot" in record:
+            boots.setdefault(record["boot"], []).append(record)
+    made: dict[str, list[tuple[str, list[dict[str, Any]]]]] = {}
+    for name, records in boots.items():
+        if records[-1]["kind"] == "boot_ended" and records[-1]["boot_outcome"] == "completed":
+            made.setdefault(records[0]["variant"], []).append((name, records))
+    return lines[0], made
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -327,17 +385,20 @@ def page(folder: Path) -> None:
     print(text(looks, measured, said))
 
 
-def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, object] | None) -> str:
+def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, Any] | None) -> str:
     """The page."""
     last = looks[-1]
     hours = sum(max(e.at_s for e in looks if e.session == s) for s in {e.session for e in looks}) / 3600
-    lines = [
-        "# Endurance",
-        "",
+    about = (
         f"`python benchmarks/endurance.py run FOLDER`: {last.boots} rehearsal boots and {last.records} records in one "
         f"experiment, by the ordinary `invoke matrix`, in {hours:.1f} h and {last.session} session"
         f"{'' if last.session == 1 else 's'}; the ledger has {last.ledger_mib:.0f} MiB. Seen from outside once a boot. "
-        "The machine was shared with other work meanwhile: the seconds are no figures to compare with.",
+        "The machine was shared with other work meanwhile: the seconds are no figures to compare with."
+    )
+    lines = [
+        "# Endurance",
+        "",
+        about,
         "",
         f"![six quantities against boots]({CHART})",
         "",
@@ -353,25 +414,34 @@ def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, object
             f"| {found.word} |"
         )
     if said is not None:
-        lines += ["", "With that ledger:", "", "| command | seconds | peak memory, MiB |", "|---|---|---|"]
-        lines += [f"| {name} | {seconds:.1f} | {mib:.0f} |" for name, seconds, mib in said["cost"]]  # type: ignore[attr-defined]
-        sizes = ", ".join(f"{name} {size / 1024:.0f} KiB" for name, size in said["sizes"].items())  # type: ignore[attr-defined]
+        header = "| command | seconds | of the CPU | peak memory, MiB |"
+        lines += ["", "With that ledger:", "", header, "|---|---|---|---|"]
+            "",
+            "With that ledger:",
+            "",
+            "| command | seconds | of the CPU | peak memory, MiB |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| {name} | {seconds:.1f} | {cpu:.1f} | {mib:.0f} |" for name, seconds, cpu, mib in said["cost"]]
+        sizes = ", ".join(f"{name} {size / 1024:.0f} KiB" for name, size in said["sizes"].items())
         left = said["left"]
-        lines += ["", f"Sizes: {sizes}.", f"Processes of ours left at the end: {len(left)}."]  # type: ignore[arg-type]
+        lines += ["", f"Sizes: {sizes}.", f"Processes of ours left at the end: {len(left)}."]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("what", choices=("run", "page", "grow"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("to", type=Path, nargs="?")
     parser.add_argument("--boots", type=int, default=500, help="of each of the four variants")
     chosen = parser.parse_args()
     if chosen.what == "page":
         page(chosen.folder)
-    elif shutil.which("setsid") is None:
-        sys.exit("setsid is needed")
+    elif chosen.what == "grow":
+        grow(chosen.folder, chosen.to, chosen.boots)
+        cost(chosen.to, chosen.boots)
     else:
         run(chosen.folder, chosen.boots)
 
