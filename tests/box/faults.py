@@ -392,8 +392,8 @@ FAULTS = (
     Fault(
         "our disk is full",
         _fill_ours,
-        # The campaign's last record alone may still fit into what its file has of its last page.
-        lambda place: (0, 4) if place in BOOTS_DONE else (4,),
+        # The campaign's last few records may still fit into what its file has of its last page.
+        lambda place: (0, 4) if place in (*BOOTS_DONE, "stop") else (4,),
         heal=lambda world: (world.disk / "filler").unlink(),
     ),
     Fault(
