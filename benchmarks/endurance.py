@@ -416,12 +416,6 @@ def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, Any] |
     if said is not None:
         header = "| command | seconds | of the CPU | peak memory, MiB |"
         lines += ["", "With that ledger:", "", header, "|---|---|---|---|"]
-            "",
-            "With that ledger:",
-            "",
-            "| command | seconds | of the CPU | peak memory, MiB |",
-            "|---|---|---|---|",
-        ]
         lines += [f"| {name} | {seconds:.1f} | {cpu:.1f} | {mib:.0f} |" for name, seconds, cpu, mib in said["cost"]]
         sizes = ", ".join(f"{name} {size / 1024:.0f} KiB" for name, size in said["sizes"].items())
         left = said["left"]
