@@ -1,7 +1,7 @@
 """A day of campaigns in an hour: thousands of rehearsal boots in one experiment, and whether anything grows.
 
     python benchmarks/endurance.py run FOLDER [--boots 2000]
-    python benchmarks/endurance.py page FOLDER
+    python benchmarks/endurance.py page FOLDER [TO]
     python benchmarks/endurance.py grow FOLDER TO [--boots 500]
 
 `run` starts the ordinary `invoke matrix` in FOLDER and looks at its process from outside once a boot: resident memory,
@@ -12,8 +12,9 @@ going on, `plan`, `report`, `gate`, each with its time and its peak memory.
 `grow` makes the same ledger without booting: the boots of a short run in FOLDER again and again, each with values of
 its own, until each variant has so many; then it measures what that costs, as `run` does.
 
-`page` makes benchmarks/endurance.md and its chart. Whether something grows is not judged by eye: it is the Theil-Sen
-slope with its 95 % interval over all looks but the first tenth, in percent of the median over the whole run.
+`page` makes benchmarks/endurance.md and its chart; with TO, the costs are those of the grown ledger. Whether something
+grows is not judged by eye: it is the Theil-Sen slope with its 95 % interval over all looks but those of
+the first 100 boots, in percent of the median.
 
 The boots are short by what a matrix may say: boot phases at a 2000th, an engine whose steps take 0.2 ms, windows of
 two requests, many of them a level; no headroom. Everything else is what a night on a real box does.
@@ -47,7 +48,8 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).parent.parent
 NAME = "endurance"
-WARM_SHARE = 0.1
+WARM = 100
+WANTED = 2000
 CHART = "endurance.png"
 
 MATRIX = """experiment: endurance
@@ -375,11 +377,18 @@ def chart(looks: Sequence[Look], path: Path) -> None:
     plt.close(figure)
 
 
-def page(folder: Path) -> None:
+def page(folder: Path, grown: Path | None) -> None:
     """benchmarks/endurance.md."""
+    costs = (grown or folder) / "cost.json"
     looks = read_looks(folder / "looks.csv")
-    measured = [each for each in looks if each.boots >= WARM_SHARE * looks[-1].boots]
-    said = orjson.loads((folder / "cost.json").read_bytes()) if (folder / "cost.json").exists() else None
+    measured = [each for each in looks if each.boots >= min(WARM, looks[-1].boots // 2)]
+    said = orjson.loads(costs.read_bytes()) if costs.exists() else None
+    if said is not None:
+        ledger = ledger_of(grown or folder).read_bytes()
+        said["ledger"] = (
+            f"{'A ledger grown from these boots' if grown else 'That ledger'}: {said['boots'] * 4} boots, "
+            f"{len(ledger.splitlines())} records, {len(ledger) / 2**20:.0f} MiB."
+        )
     chart(looks, Path(__file__).with_name(CHART))
     Path(__file__).with_suffix(".md").write_text(text(looks, measured, said), encoding="utf-8")
     print(text(looks, measured, said))
@@ -395,6 +404,14 @@ def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, Any] |
         f"{'' if last.session == 1 else 's'}; the ledger has {last.ledger_mib:.0f} MiB. Seen from outside once a boot. "
         "The machine was shared with other work meanwhile: the seconds are no figures to compare with."
     )
+    first = measured[0]
+    change = (
+        f"Change from boot {first.boots} to the end: Theil-Sen slope times the boots, in percent of the median. "
+        f"Before that Python fills its pools: {looks[0].rss_mib:.0f} MiB at the first boot, {first.rss_mib:.0f} at "
+        f"boot {first.boots}, {last.rss_mib:.0f} at the last."
+    )
+    if last.boots < WANTED:
+        about += f" Wanted were {WANTED} boots: it stands at {last.boots}, and the same command goes on."
     lines = [
         "# Endurance",
         "",
@@ -402,7 +419,7 @@ def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, Any] |
         "",
         f"![six quantities against boots]({CHART})",
         "",
-        "Change over the run: Theil-Sen slope without the first tenth, times the boots, in percent of the median.",
+        change,
         "",
         "| | median | change over the run | 95 % interval | |",
         "|---|---|---|---|---|",
@@ -415,7 +432,7 @@ def text(looks: Sequence[Look], measured: Sequence[Look], said: dict[str, Any] |
         )
     if said is not None:
         header = "| command | seconds | of the CPU | peak memory, MiB |"
-        lines += ["", "With that ledger:", "", header, "|---|---|---|---|"]
+        lines += ["", said["ledger"], "", header, "|---|---|---|---|"]
         lines += [f"| {name} | {seconds:.1f} | {cpu:.1f} | {mib:.0f} |" for name, seconds, cpu, mib in said["cost"]]
         sizes = ", ".join(f"{name} {size / 1024:.0f} KiB" for name, size in said["sizes"].items())
         left = said["left"]
@@ -432,7 +449,7 @@ def main() -> None:
     parser.add_argument("--boots", type=int, default=500, help="of each of the four variants")
     chosen = parser.parse_args()
     if chosen.what == "page":
-        page(chosen.folder)
+        page(chosen.folder, chosen.to)
     elif chosen.what == "grow":
         grow(chosen.folder, chosen.to, chosen.boots)
         cost(chosen.to, chosen.boots)
