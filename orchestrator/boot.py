@@ -169,9 +169,11 @@ class _Boot:
             if suspended := facts.suspended(self.life.rig.transport, self.life.rig.service.pids()):
                 return f"somebody suspended its processes: {suspended}"
             if cause == "disk_full":
-                free_mib = caches.free_mib(self.life.rig.transport, self.life.rig.unit, root=self.life.rig.cache_root)
-                if free_mib is not None and free_mib < FULL_DISK_MIB:
-                    return f"the disk of the caches is full: {free_mib} MiB free"
+                rig = self.life.rig
+                cold = caches.free_mib(rig.transport, rig.unit, root=rig.cache_root)
+                free = min([*(mib for mib, _ in rig.room()), *([] if cold is None else [cold])], default=None)
+                if free is not None and free < FULL_DISK_MIB:
+                    return f"the disk of the caches is full: {free} MiB free"
         return None
 
     def finish(self, end: Ending, last: StepName | None) -> Iterator[AnyRecord]:

@@ -199,14 +199,17 @@ class _Walk:
         """No boot on a full disk: its death would say nothing about its variant."""
         wanted = self.design.matrix.limits.free_disk_mib
         ours = shutil.disk_usage(self.ledger.folder).free // 2**20
-        theirs = caches.free_mib(self.site.transport, self.site.unit, root=self.design.box.cache_root)
+        place, root = "its caches", self.design.box.cache_root
+        cold = caches.free_mib(self.site.transport, self.site.unit, root=root)
+        theirs = [*self.site.room(), *([] if cold is None else [(cold, place)])]
         hint = "make room, or lower the limit; then the same command goes on"
         less = f"less than limits.free_disk_mib: {wanted}"
         if ours < wanted:
             # As when a record cannot be kept: the box is well, it is our own side that has no room.
             raise LedgerError(f"{ours} MiB are free on this machine ({self.ledger.folder}), {less}", hint=hint)
-        if theirs is not None and theirs < wanted:
-            raise BoxError(f"{theirs} MiB are free on the box, for its caches, {less}", hint=hint)
+        if theirs and min(theirs)[0] < wanted:
+            free, where = min(theirs)
+            raise BoxError(f"{free} MiB are free on the box, for {where}, {less}", hint=hint)
 
     def affordable(self) -> int | None:
         """Boots that the budget still pays for, by the longest so far; None without a budget, or before a boot."""
@@ -274,6 +277,7 @@ class _Walk:
             interrupts=self.interrupts,
             cache_root=box.cache_root,
             clear=lambda: site.clear(box.cache_root),
+            room=site.room,
             api_key=api_key(),
             temperature_c=matrix.limits.temperature_c,
             idle=self.idle,

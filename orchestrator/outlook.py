@@ -127,9 +127,9 @@ def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str,
     if site.clears and (door := own_caches(site.service)) is not None:
         paths = tuple(one.path for one in site.clears)
         why = f"the unit's own caches set aside as PATH.coldboot-aside, empty ones in their place: {' '.join(paths)}"
-        user = None if site.unit.user == site.transport.user else site.unit.user
+        empty, user = door.call(site.unit, "empty")
         guard = (replace(action, input=None) for action in door.guard_actions(paths))
-        found["cold"] = (*guard, Action(why, caches.AS_USER, as_user=user))
+        found["cold"] = (*guard, Action(why, empty, as_user=user))
         found["stop"] = (*found.get("stop", ()), replace(door.put_back_action, why="at the end: the caches back"))
     if any(state not in ("as-is", "clear") for state in design.plan.cache):
         place = caches.cache_place(site.unit, design.box.cache_root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +315,13 @@ def test_a_box_of_plain_processes_is_told_so_with_file_and_line_before_anything_
     assert f"{matrix}:4: cache: clear sets a unit's own caches aside, and on box here (`service: process`)" in said
     assert "accepted: cold, which boots from empty caches of its own" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_the_room_on_each_disk_is_told_also_where_a_cache_is_not_there_yet(stage):
+    rows = stage.door.free_mib(stage.unit, (*stage.own, OwnCache("/nowhere/at/all")))
+    assert [at for _, at in rows] == [str(stage.cache), str(stage.home), "/"]
+    assert abs(rows[0][0] - shutil.disk_usage(stage.home).free // 2**20) < 1024
+    assert stage.door.free_mib(stage.unit, ()) == ()
 
 
 # --- which directories -----------------------------------------------------------------------------------------------

@@ -130,6 +130,14 @@ def test_caches_are_where_the_units_environment_says_and_are_summed():
     assert judge("caches", "denied vllm /home/alex/.cache/vllm\n").level == "warn"
 
 
+def test_what_becomes_of_productions_caches_is_what_the_matrix_says():
+    for text in ("2097152 vllm /big/vllm\n", "denied vllm /home/alex/.cache/vllm\n"):
+        left, cleared = judge("caches", text), judge("caches", text, clears=True)
+        assert "a campaign leaves them alone" in left.said + str(left.mend)
+        assert "leaves them alone" not in cleared.said + str(cleared.mend)
+        assert "`cache: clear` sets them aside for each boot, and puts them back" in cleared.said + str(cleared.mend)
+
+
 @pytest.mark.parametrize(("free_gib", "level"), [(80, "ok"), (5, "warn"), (1, "fail")])
 def test_the_disk_has_room_for_cold_caches(free_gib, level):
     found = judge("disk", f"/dev/sda1 99999999 1 {free_gib * 1024**2} 10% /home\n")

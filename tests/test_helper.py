@@ -15,20 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.box import coldboot_box, helper, unitfile
-from orchestrator.box.aside import Aside
+from orchestrator.box.aside import Aside, directories
 from orchestrator.box.coldboot_box import Refused
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import DeadMan
-from orchestrator.box.doors import Granted, HelperDoor, Places, SudoDoor, choose, read_granted
-from orchestrator.box.engines import ENGINES, Launch
+from orchestrator.box.doors import Granted, HelperDoor, Places, SudoDoor, choose, clear_problem, read_granted
+from orchestrator.box.engines import ENGINES, Launch, OwnCache
+from orchestrator.box.owncaches import OwnCaches, proposed
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
+from orchestrator.box.unit import UnitFacts
+from orchestrator.doctor.root import judge_root
 from orchestrator.errors import BoxError, UsageError
 from orchestrator.matrix import BoxSpec, Variant
 
 UNIT = "vllm.service"
 PLACE = f"/run/systemd/system/{UNIT}.d"
 CACHES = ("/home/svc/.cache/coldboot", "/var/cache/coldboot")
+CLEARS = ("/home/svc/.cache/vllm", "/var/cache/nv")
 PROGRAM = ("/v/bin/python", "-m", "vllm.entrypoints.openai.api_server")
 COLD = ENGINES["vllm"].cold_env("/home/svc/.cache/coldboot/vllm/b-0123456789")
 GRANTED = Granted(coldboot_box.VERSION, "0" * 64, known=True, caches=CACHES)
@@ -389,8 +393,10 @@ def test_a_path_below_a_root_stays_there_however_it_is_written(path):
 
 def test_a_configuration_says_who_and_with_what():
     conf = coldboot_box.Conf(
-        UNIT, "# x\nlogin alex\nlogin bo\ncache /var/cache/c/\nprogram /a -m b\nenv LD_PRELOAD\n\n"
+        UNIT,
+        "# x\nlogin alex\nlogin bo\ncache /var/cache/c/\nclear /home/svc/.nv/\nprogram /a -m b\nenv LD_PRELOAD\n\n",
     )
+    assert conf.clears == ("/home/svc/.nv",)
     assert (conf.logins, conf.caches, conf.programs) == (("alex", "bo"), ("/var/cache/c",), (("/a", "-m", "b"),))
     assert (conf.env, conf.root) == (("LD_PRELOAD",), False)
     assert coldboot_box.Conf(UNIT, "root yes\n").root
@@ -410,6 +416,17 @@ def test_a_configuration_says_who_and_with_what():
             "x y",
         ),
         *("env A=B", "login", "program $X", "cache /a/%h"),
+        *(
+            "clear /",
+            "clear /home",
+            "clear relative",
+            "clear /a/../b",
+            "clear /a/./b",
+            "clear /a b/c",
+            "clear",
+            "clear //a/b",
+        ),
+        *("clear /a/%h", "clear /a/$HOME", "clear ~/x", "clear /a/*", "clear /a/b\tx", 'clear "/a/b"', "clear /a/b\\"),
     ],
 )
 def test_a_configuration_with_a_wrong_word_allows_nothing(line):
@@ -452,6 +469,158 @@ def test_words_for_the_caches_that_are_not_ours_are_refused(name, value):
         coldboot_box.check_caches({"tag": "b-0123456789"}, CACHES)
 
 
+# --- the unit's own caches -------------------------------------------------------------------------------------------
+
+OWN = f"own={CLEARS[0]}\tmodelinfos\tx/y\nown={CLEARS[1]}\nprecious=/models/a b\n"
+
+
+def conf() -> coldboot_box.Conf:
+    return coldboot_box.Conf(UNIT, "login alex\n" + "".join(f"clear {path}\n" for path in CLEARS))
+
+
+def test_caches_that_root_has_named_may_be_set_aside_and_what_they_may_not_hold_is_told():
+    own, precious = coldboot_box.read_clear(OWN, conf())
+    assert own == (f"{CLEARS[0]}\tmodelinfos\tx/y", CLEARS[1])
+    assert precious == ("/models/a b",)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        *(
+            (f"own={CLEARS[0]}{more}", "is not named by `clear`")
+            for more in ("/", "/x", "x", "/../x", "/.", "/..", " ")
+        ),
+        ("own", "is not named"),
+        *((f"own={path}", "is not named") for path in ("/home/svc/.cache", "/home/svc", "/etc", "/", "", "relative")),
+        *((f"own={path}", "is not named") for path in (f"/x/..{CLEARS[0]}", f"/{CLEARS[0]}", f"{CLEARS[0]}\r", "%h/x")),
+        *((f"own={CLEARS[0]}\t{name}", "no plain name") for name in ("../x", "a/../../x", "/x", "", "a b", "$x", "*")),
+        *(
+            (f"{word}=/tmp", "`own` and `precious`")
+            for word in ("root", "roots", "guard", "link", "pattern", "PATH", "")
+        ),
+        *((line, "`own` and `precious`") for line in ("precious ", " own=/tmp", "OWN=/tmp", "precious=/a\0", "\tx")),
+    ],
+)
+def test_a_cache_that_root_has_not_named_and_words_that_are_not_ours_are_refused(line, what):
+    with pytest.raises(Refused, match=re.escape(what)):
+        coldboot_box.read_clear(f"{OWN}{line}\n", conf())
+
+
+def test_where_no_cache_is_named_nothing_is_done():
+    with pytest.raises(Refused, match="no directory is named"):
+        coldboot_box.read_clear("precious=/a\n", conf())
+    with pytest.raises(Refused, match="is not named by `clear` in vllm"):
+        coldboot_box.read_clear(OWN, coldboot_box.Conf(UNIT, "login alex\n"))
+
+
+def test_a_link_anywhere_on_the_way_is_refused(tmp_path):
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "end").symlink_to("deep")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("")
+    for fine in ("real/deep", "real/missing", "missing/deeper/still"):
+        coldboot_box.refuse_links(f"{tmp_path}/{fine}")
+    for wrong in ("link/deep", "link/missing", "link", "real/end", "real/end/x", "file", "file/x"):
+        with pytest.raises(Refused, match="or a link"):
+            coldboot_box.refuse_links(f"{tmp_path}/{wrong}")
+
+
+@given(
+    st.sampled_from([UNIT, "vllm-qwen@a:1.service", "a.b_c.service"]),
+    st.lists(st.from_regex(r"(/[A-Za-z0-9_.@+=,:~-]{1,6}){2,4}", fullmatch=True), min_size=1, max_size=4),
+)
+def test_the_helper_and_the_plain_way_put_back_by_the_same_unit(unit, paths):
+    ours = Aside(unit, "svc", "/etc/systemd/system", f"/run/systemd/system/{unit}.d/zz-coldboot.conf")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(coldboot_box, "TEMPLATES", helper.templates())
+        made = coldboot_box.Unit(coldboot_box.Conf(unit, "login alex\n"), 1000)
+        text = made.guard_text(tuple(paths), "svc")
+    assert text == ours.text(paths)
+    assert made.guard == ours.name
+    assert coldboot_box.listed_in(text) == tuple(paths) == directories(text)
+
+
+@pytest.mark.parametrize("text", ["", "[Service]\n", "ExecStart=\n", "x\nExecStart=/bin/sh -c x coldboot u.service\n"])
+def test_a_text_that_names_no_directories_lists_none(text):
+    assert coldboot_box.listed_in(text) == ()
+
+
+class NoBox:
+    """A login of its own, and a box that must not be asked."""
+
+    user = "alex"
+
+    def run(self, *_: object, **__: object) -> object:
+        raise AssertionError("the box was asked")
+
+
+def own_caches(granted: tuple[str, ...] | None) -> OwnCaches:
+    aside = Aside(UNIT, "svc", "/etc/systemd/system", f"{PLACE}/zz-coldboot.conf")
+    return OwnCaches(NoBox(), aside, "root", ("systemctl",), granted)
+
+
+def test_by_the_helper_it_is_called_for_each_part_and_nothing_else_is():
+    door = own_caches(CLEARS)
+    (guard,), back = door.guard_actions(CLEARS), door.put_back_action
+    assert (guard.argv, guard.as_user) == ((HELPER, UNIT, "clear", "guard"), "root")
+    assert guard.input == f"own={CLEARS[0]}\nown={CLEARS[1]}\n"
+    assert (back.argv, back.as_user, back.input, back.may_fail) == ((HELPER, UNIT, "clear", "back"), "root", None, True)
+    assert door.call(facts(), "empty") == ((HELPER, UNIT, "clear", "empty"), "root")
+    assert door.call(replace(facts(), user="alex"), "empty") == (("sh", "-s"), None)
+    assert own_caches(None).call(facts(), "empty") == (("sh", "-s"), "svc")
+    assert [action.argv[0] for action in own_caches(None).guard_actions(CLEARS)] == ["tee", "mv", "systemctl"]
+
+
+def facts() -> UnitFacts:
+    return UnitFacts(
+        UNIT, exists=True, argv=PROGRAM, env={}, user="svc", home="/home/svc", active=True, enabled=True, helper=True
+    )
+
+
+def test_caches_that_the_helper_does_not_allow_are_told_before_the_box_is_asked_with_the_line_that_allows_them():
+    own = [OwnCache(path) for path in (*CLEARS, "/home/svc/.triton/cache", f"{CLEARS[0]}/inner", "/tmp/ti_svc")]
+    found, problems = own_caches(CLEARS).resolve(facts(), own, (), None)
+    assert found == ()
+    assert problems == (
+        (
+            "coldboot-box does not allow vllm.service's own caches: /home/svc/.triton/cache /tmp/ti_svc; on the box: "
+            "printf 'clear %s\\n' /home/svc/.triton/cache /tmp/ti_svc | sudo tee -a /etc/coldboot-box/vllm.service.conf"
+        ),
+    )
+    (odd,) = own_caches(()).resolve(facts(), [OwnCache("/home/svc/a b")], (), None)[1]
+    assert odd.startswith("coldboot-box sets no directory aside that is called '/home/svc/a b'")
+    assert "`root: sudo`" in odd
+
+
+def test_the_line_that_allows_them_is_one_that_the_helper_reads(tmp_path):
+    mend = clear_problem((), UNIT, CLEARS)[1].replace("sudo tee -a /etc/coldboot-box", f"tee -a {tmp_path}")
+    subprocess.run(("sh", "-c", mend), check=True, stdout=subprocess.DEVNULL)
+    assert coldboot_box.Conf(UNIT, (tmp_path / f"{UNIT}.conf").read_text()).clears == CLEARS
+
+
+def test_the_installer_allows_the_units_own_caches_in_usual_places():
+    own = [
+        OwnCache(path)
+        for path in (*CLEARS, "/home/svc", "/home/svc/.cache", "/srv/x/y", "/tmp/t", "/tmp/a b", f"{CLEARS[0]}/inner")
+    ]
+    assert proposed(facts(), own, None) == (*CLEARS, "/tmp/t")
+    assert proposed(facts(), own, "/srv/x") == (*CLEARS, "/srv/x/y", "/tmp/t")
+    text = helper.install_script(UNIT, "alex", CACHES, CLEARS)
+    assert f"login alex\ncache {CACHES[0]}\ncache {CACHES[1]}\nclear {CLEARS[0]}\nclear {CLEARS[1]}\n" in text
+
+
+def test_doctor_names_the_caches_that_the_helper_does_not_allow_where_the_matrix_sets_them_aside():
+    box = BoxSpec(name="g", transport="ssh", service="systemd", unit="vllm", host="g")
+    granted = replace(GRANTED, caches=("/home/svc/.cache/coldboot",), digest=helper.digest(), clears=CLEARS[:1])
+    own = [OwnCache(path) for path in CLEARS]
+    assert judge_root(box, "alex", granted, facts(), "matrix.yaml").level == "ok"
+    wrong = judge_root(box, "alex", granted, facts(), "matrix.yaml", clears=own)
+    assert (wrong.level, CLEARS[1] in wrong.said, CLEARS[0] in wrong.said) == ("fail", True, False)
+    assert wrong.mend == f"printf 'clear %s\\n' {CLEARS[1]} | sudo tee -a /etc/coldboot-box/vllm.service.conf"
+    assert judge_root(box, "alex", replace(granted, clears=CLEARS), facts(), "m", clears=own).level == "ok"
+
+
 # --- its texts -------------------------------------------------------------------------------------------------------
 
 
@@ -492,7 +661,7 @@ def test_the_program_is_one_file_of_the_standard_library_for_python_3_9(tmp_path
 
 def test_a_changed_program_has_a_new_version():
     """When this fails: raise VERSION if a campaign of ours needs the change, and write the new digest here."""
-    assert (coldboot_box.VERSION, helper.digest()[:12]) == (1, "0e459aad507b")
+    assert (coldboot_box.VERSION, helper.digest()[:12]) == (2, "fd894c53a102")
 
 
 def test_run_by_somebody_else_than_root_it_does_nothing(tmp_path):
@@ -512,13 +681,14 @@ def said(**changes: object) -> str:
     version = changes.get("version", coldboot_box.VERSION)
     return (
         f"coldboot-box {version}\nsha256 {'0' * 64}\nunit other.service\ncache /x/y\n"
-        f"unit {UNIT}\ncache {CACHES[0]}\ncache {CACHES[1]}\nenv PYTHONPATH\nprogram /a -m b\n"
+        f"unit {UNIT}\ncache {CACHES[0]}\ncache {CACHES[1]}\nclear {CLEARS[0]}\n"
+        f"clear {CLEARS[1]}\nenv PYTHONPATH\nprogram /a -m b\n"
     )
 
 
 def test_what_the_helper_says_of_itself_is_read_for_our_unit():
     found = read_granted(said(), UNIT)
-    assert found == Granted(1, "0" * 64, known=True, caches=CACHES, env=("PYTHONPATH",), programs=(("/a", "-m", "b"),))
+    assert found == replace(GRANTED, clears=CLEARS, env=("PYTHONPATH",), programs=(("/a", "-m", "b"),))
     assert not read_granted(said(), "third.service").known
     assert read_granted("", UNIT) is None
     assert read_granted("sudo: a password is required\n", UNIT) is None

@@ -11,8 +11,9 @@ at boot too (`Before=` and `WantedBy=` the service). While our drop-in is there 
 does nothing (`ConditionPathExists=!`); so production never starts over cleared caches. Having put back it removes
 itself, with its links.
 
-What is done as root, for a system unit NAME.service with U = /etc/systemd/system/coldboot-caches-NAME.service (for a
-user's unit the same without root, below ~/.config/systemd/user):
+Where the helper on the box is in use (`coldboot_box`), it does as root what is done as root, with the same texts. The
+plain way, for a system unit NAME.service with U = /etc/systemd/system/coldboot-caches-NAME.service (for a user's unit
+the same without root, below ~/.config/systemd/user):
 
     tee U.new                                         the unit's text on standard input
     mv -f U.new U
@@ -224,13 +225,26 @@ exit 0
 """
 )
 
-SCRIPTS = {"check": _CHECK, "empty": _EMPTY, "left": _LEFT_OVER}
+# A cache may not be there yet: then its disk is that of the nearest directory above it.
+_FREE = (
+    _PATHS
+    + r"""
+paths | while IFS= read -r d; do
+  until [ -d "${d:-/}" ]; do d=${d%/*}; done
+  df -Pk -- "${d:-/}" | { read -r _; read -r _ _ _ free _; printf '%s %s\n' "$free" "${d:-/}"; }
+done
+exit 0
+"""
+)
+
+SCRIPTS = {"check": _CHECK, "empty": _EMPTY, "left": _LEFT_OVER, "free": _FREE}
 """What is done as the service's user; fixed texts, to which variables are data.
 
 `own` has a line for each directory: its path, then names below it that are carried over, TAB between.
 check   says for each `at REAL_PATH`, or `no` and why it must be left alone; changes nothing; wants `roots`, `precious`
 empty   sets each aside unless that was done, and leaves an empty one; also wants `pattern`, `guard`, `link`
 left    says which are still set aside (`aside PATH`), and what was kept of production's beside them (`kept PATH`)
+free    says for each how many KiB are free on its disk, and at which directory that was asked
 `roots` and `precious` have a path a line: below what caches may lie, and what none may hold. `pattern` is the unit's
 name for find. `guard` and `link` must be there before anything is set aside.
 """

@@ -13,11 +13,15 @@ library. sudoers lets a login run exactly this file, with whatever arguments: it
     coldboot-box UNIT disarm                        that away again
     coldboot-box UNIT environment                   of the main process: the variables that are as we set them
     coldboot-box UNIT caches WHAT                   cold cache folders (standard input), as the service's own user
+    coldboot-box UNIT clear WHAT                    the unit's own caches (standard input): `check`, `empty`, `left` and
+                                                    `free` as the service's own user; `guard`, a unit of ours on the
+                                                    disk that puts them back; `back`, that now
 
 /etc/coldboot-box/UNIT.conf, root's own, says who may do so and with what, a word and its value on a line:
 
     login alex                        who may call; once for each
     cache /home/svc/.cache/coldboot   where cold caches may lie; once for each
+    clear /home/svc/.cache/vllm       a cache of the unit's own that may be set aside, this one; once for each
     program /opt/new/bin/python -m x  a command besides the installed one that may run; once for each
     env PYTHONPATH                    a variable that may be set although it can load code; once for each
     root yes                          the unit may run as root: then the callers are root
@@ -37,22 +41,25 @@ import re
 import stat
 import sys
 
-VERSION = 1
+VERSION = 2
 HERE = "/usr/local/sbin/coldboot-box"
 CONFIG = "/etc/coldboot-box"
 UNITS = "/run/systemd/system"
+ON_DISK = "/etc/systemd/system"
 OURS = "/run/coldboot"
 DROP_IN = "zz-coldboot.conf"
 VARIABLES = "zz-coldboot.env"
 ARGS = "COLDBOOT_ARGS"
 CUT = "%% zz-coldboot.env\n"
 LIMIT = 1 << 20
+# What a cache that is set aside may not be, nor hold, below the home of the service's user.
+AT_HOME = ("", "/.cache", "/.cache/huggingface", "/.config", "/.local", "/.ssh", "/.local/share")
 REFUSED = 3
 USAGE = 4
 
 TEMPLATES: dict[str, str] = {}
-"""The restore that the box does by itself (script, service, timer) and the scripts of the caches; filled in when this
-program is printed for a box, so that they stand in one place."""
+"""The restore that the box does by itself (script, service, timer), the scripts of the caches, and the unit that puts
+them back; filled in when this program is printed for a box, so that they stand in one place."""
 
 
 class Refused(Exception):
@@ -121,6 +128,11 @@ def below(path: str, roots: tuple[str, ...]) -> bool:
     """Whether a path lies at or below one of the roots, by its words alone."""
     plain = bool(_PATH.fullmatch(path)) and not {".", ".."} & set(path.split("/"))
     return plain and any(path == root or path.startswith(root + "/") for root in roots)
+
+
+def may_clear(path: str) -> bool:
+    """Whether a directory of this name may be named by a configuration."""
+    return below(path, (path,)) and path.count("/") > 1
 
 
 def loads_code(name: str) -> bool:
@@ -257,7 +269,8 @@ class Conf:
     def __init__(self, unit: str, text: str) -> None:
         """Reads the words of a configuration."""
         self.unit = unit
-        said: dict[str, list[str]] = {"login": [], "cache": [], "program": [], "env": [], "root": []}
+        words = ("login", "cache", "clear", "program", "env", "root")
+        said: dict[str, list[str]] = {word: [] for word in words}
         for line in text.split("\n"):
             word, _, value = line.strip().partition(" ")
             if not word or word.startswith("#"):
@@ -267,10 +280,11 @@ class Conf:
             said[word].append(value.strip())
         self.logins = tuple(said["login"])
         self.caches = tuple(path.rstrip("/") for path in said["cache"])
+        self.clears = tuple(path.rstrip("/") for path in said["clear"])
         self.programs = tuple(tuple(value.split()) for value in said["program"])
         self.env = tuple(said["env"])
         self.root = said["root"] == ["yes"]
-        wrong = [path for path in self.caches if not below(path, (path,)) or path.count("/") < 2]
+        wrong = [path for path in (*self.caches, *self.clears) if not may_clear(path)]
         wrong += [name for name in self.env if not _NAME.fullmatch(name)]
         wrong += [words[0] for words in self.programs if not _WORD.fullmatch(words[0]) or words[0][0] in _PREFIXES]
         if wrong:
@@ -398,7 +412,7 @@ def remove(at: int, name: str) -> None:
         pass
 
 
-def clear(path: str, names: tuple[str, ...] | None = None) -> None:
+def drop(path: str, names: tuple[str, ...] | None = None) -> None:
     """These files of a folder away (None: all of them), and the folder when it is empty then."""
     try:
         at = folder(path)
@@ -427,7 +441,9 @@ class Unit:
         self._shown: dict[str, str] = {}
         self.place = f"{UNITS}/{self.name}.d"
         self.ours = f"{OURS}/{self.name}"
-        self.stem = "coldboot-restore-" + re.sub(r"[^A-Za-z0-9_.-]", "_", self.name[: -len(".service")])
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name[: -len(".service")])
+        self.stem = f"coldboot-restore-{plain}"
+        self.guard = f"coldboot-caches-{plain}.service"
 
     def shown(self) -> dict[str, str]:
         """What systemd says of it, asked once."""
@@ -508,7 +524,7 @@ class Unit:
     def restore(self, how: str = "") -> None:
         """Our drop-in away; what runs under it is a variant and is killed."""
         self.kill()
-        clear(self.place, (DROP_IN, VARIABLES))
+        drop(self.place, (DROP_IN, VARIABLES))
         run("systemctl", "daemon-reload")
         quiet("systemctl", "reset-failed", "--", self.name)
         if how == "start":
@@ -540,8 +556,8 @@ class Unit:
             "RUN": self.ours,
             "UNITS": f"{UNITS}/{self.stem}.service {UNITS}/{self.stem}.timer",
             "TIMER": f"{self.stem}.timer",
-            "ASIDE": f"/etc/systemd/system/{self.stem.replace('restore', 'caches', 1)}.service",
-            "PUT_BACK": f"{self.stem.replace('restore', 'caches', 1)}.service",
+            "ASIDE": f"{ON_DISK}/{self.guard}",
+            "PUT_BACK": self.guard,
             "SWEEP": "\n".join(self._sweeps()) or ":",
             "SCRIPT": f"{self.ours}/restore",
             "EVERY": f"{max(1.0, min(30.0, limit_s / 6)):g}",
@@ -561,7 +577,7 @@ class Unit:
         remove(at, f"{self.stem}.service")
         remove(at, f"{self.stem}.timer")
         os.close(at)
-        clear(self.ours)
+        drop(self.ours)
         run("systemctl", "daemon-reload")
 
     def environment(self) -> None:
@@ -581,17 +597,13 @@ class Unit:
         values = self.cache_values(what, given())
         user = self.user()
         script = TEMPLATES["caches-" + what]
-        os.initgroups(user.pw_name, user.pw_gid)
-        os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
-        os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+        become(user)
         if what != "free" and not self._enter(values["root"], make=what in ("cold", "warm")):
             return
         told = values | {"home": user.pw_dir, "HOME": user.pw_dir}
         if what != "free":
             told["root"] = "."
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.execve("/bin/sh", ("sh", "-c", script), os.environ | told)
+        shell(script, told)
 
     def cache_values(self, what: str, text: str) -> dict[str, str]:
         """What a script of the caches is told: checked, and no code."""
@@ -632,6 +644,124 @@ class Unit:
             at = step
         os.fchdir(at)
         return True
+
+    def clear(self, what: str) -> None:
+        """The unit's own caches, set aside by its own user; root has only the unit that puts them back."""
+        path = f"{ON_DISK}/{self.guard}"
+        if what == "back":
+            if os.path.exists(path):
+                run("systemctl", "start", "--", self.guard)
+            return
+        own, precious = read_clear(given(), self.conf)
+        user = self.user()
+        paths = [line.split("\t")[0] for line in own]
+        if what == "guard":
+            listed = self._listed(path, user.pw_name)
+            put(path, self.guard_text((*listed, *(each for each in paths if each not in listed)), user.pw_name))
+            run("systemctl", "enable", "--quiet", "--", self.guard)
+            return
+        become(user)
+        if what == "empty":
+            for each in paths:
+                refuse_links(each)
+        told = {
+            "own": "\n".join(own),
+            # What root has named exactly needs no other bounds than that no link leads out of it.
+            "roots": "\n".join(sorted({"/" + each.split("/")[1] for each in paths})),
+            "precious": "\n".join((*(user.pw_dir + each for each in AT_HOME), *precious)),
+            "pattern": self.name,
+            "guard": path,
+            "link": f"{ON_DISK}/{self.name}.wants/{self.guard}",
+            "HOME": user.pw_dir,
+        }
+        shell(TEMPLATES["clear-" + what], told)
+
+    def guard_text(self, paths: tuple[str, ...], owner: str) -> str:
+        """The unit that puts these directories back."""
+        values = {
+            "UNIT": self.name,
+            "GUARD": self.guard,
+            "OWNER": owner,
+            "DROP_IN": f"{self.place}/{DROP_IN}",
+            "MOUNTS": "\n".join(f"RequiresMountsFor={os.path.dirname(each)}" for each in paths),
+            "DIRECTORIES": " ".join(paths),
+        }
+        return filled(TEMPLATES["clear-unit"], values)
+
+    def _listed(self, path: str, owner: str) -> tuple[str, ...]:
+        """What the unit on the disk puts back already; none where it is not there."""
+        at = folder(ON_DISK)
+        try:
+            file = os.open(self.guard, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at)
+        except FileNotFoundError:
+            return ()
+        finally:
+            os.close(at)
+        _refuse_foreign(path, file)
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(LIMIT)
+        found = listed_in(text)
+        if self.guard_text(found, owner) != text:
+            raise Refused(f"{path} is not as it is written here; `systemctl start {self.guard}` puts back and ends it")
+        return found
+
+
+def become(user: pwd.struct_passwd) -> None:
+    """Gives up root for good."""
+    os.initgroups(user.pw_name, user.pw_gid)
+    os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
+    os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)
+
+
+def shell(script: str, told: dict[str, str]) -> None:
+    """Becomes a shell with a script of our own, which is told what it needs in variables."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.execve("/bin/sh", ("sh", "-c", script), os.environ | told)
+
+
+def refuse_links(path: str) -> None:
+    """Refuses a path with a link on its way, or at its end; what is not there yet is none."""
+    at = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    for name in path.strip("/").split("/"):
+        try:
+            step = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+        except FileNotFoundError:
+            break
+        except OSError as error:
+            raise Refused(f"{path}: {name!r} on the way: {error.strerror}, or a link") from None
+        os.close(at)
+        at = step
+    os.close(at)
+
+
+def read_clear(text: str, conf: Conf) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The directories that a caller names, each with the names below it that are carried over; and what none may hold.
+
+    A directory is one that the configuration names, letter by letter.
+    """
+    said: dict[str, list[str]] = {"own": [], "precious": []}
+    for line in filter(None, text.split("\n")):
+        word, _, value = line.partition("=")
+        if word not in said or "\0" in value:
+            raise Refused(f"clear: {line[:100]!r}; `own` and `precious` are accepted")
+        said[word].append(value)
+    if not said["own"]:
+        raise Refused("clear: no directory is named")
+    for value in said["own"]:
+        path, *carried = value.split("\t")
+        if path not in conf.clears:
+            raise Refused(f"clear: {path[:200]!r} is not named by `clear` in {conf.unit}.conf")
+        if not all(below("/" + name, ("",)) for name in carried):
+            raise Refused(f"clear: {value[:200]!r} carries what is no plain name")
+    return tuple(said["own"]), tuple(said["precious"])
+
+
+def listed_in(text: str) -> tuple[str, ...]:
+    """The directories at the end of the command that puts back; they are of letters that need no quoting."""
+    words = (re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE) or [""])[0].split(" ")
+    first = next((index for index in range(len(words), 0, -1) if not _PATH.fullmatch(words[index - 1])), 0)
+    return tuple(words[first:])
 
 
 def check_caches(values: dict[str, str], roots: tuple[str, ...]) -> None:
@@ -678,6 +808,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "disarm": (),
     "environment": (),
     "caches": ("[a-z]+",),
+    "clear": ("check|guard|empty|left|free|back",),
 }
 
 
@@ -693,7 +824,7 @@ def version(login: str) -> None:
         if login != "root" and login not in conf.logins:
             continue
         print(f"unit {conf.unit}")
-        for word, values in (("cache", conf.caches), ("env", conf.env)):
+        for word, values in (("cache", conf.caches), ("clear", conf.clears), ("env", conf.env)):
             print("".join(f"{word} {value}\n" for value in values), end="")
         print("".join(f"program {' '.join(words)}\n" for words in conf.programs), end="")
         print("root yes\n" if conf.root else "", end="")

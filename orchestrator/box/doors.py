@@ -164,6 +164,7 @@ class Granted:
     version    of the helper; `digest` is the SHA-256 of its file
     known      whether this login may use it for this unit
     caches     roots below which cold caches may lie
+    clears     caches of the unit's own that may be set aside
     env        variables that may be set although they can load code
     programs   commands besides the installed one
     root       the unit may run as root
@@ -173,6 +174,7 @@ class Granted:
     digest: str
     known: bool = False
     caches: tuple[str, ...] = ()
+    clears: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     programs: tuple[tuple[str, ...], ...] = ()
     root: bool = False
@@ -191,6 +193,7 @@ def read_granted(text: str, unit: str) -> Granted | None:
         first[2],
         unit in of_units,
         caches=tuple(value for word, value in said if word == "cache"),
+        clears=tuple(value for word, value in said if word == "clear"),
         env=tuple(value for word, value in said if word == "env"),
         programs=tuple(tuple(value.split()) for word, value in said if word == "program"),
         root=("root", "yes") in said,
@@ -219,6 +222,24 @@ def grant_problem(granted: Granted | None, unit: UnitFacts, place: str) -> tuple
             f"echo 'cache {place}' | sudo tee -a {conf}   # on the box",
         )
     return None
+
+
+def clear_problem(clears: Sequence[str], unit: str, paths: Sequence[str]) -> tuple[str, str] | None:
+    """Which of a unit's own caches the helper would not set aside, and what to run on the box; None: it sets all aside.
+
+    Args:
+        clears: what the helper allows.
+        unit: the unit's name.
+        paths: the caches.
+    """
+    missing = [path for path in paths if path not in clears]
+    if not missing:
+        return None
+    odd = [path for path in missing if not coldboot_box.may_clear(path)]
+    if odd:
+        return f"coldboot-box sets no directory aside that is called {odd[0]!r}", "`root: sudo` of the box does"
+    said = f"coldboot-box does not allow {unit}'s own caches: {' '.join(missing)}"
+    return said, f"printf 'clear %s\\n' {' '.join(missing)} | sudo tee -a {coldboot_box.CONFIG}/{unit}.conf"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from orchestrator.box import caches, coldboot_box
+from orchestrator.box import aside, caches, coldboot_box
 from orchestrator.box.deadman import SCRIPT, DeadMan
 from orchestrator.matrix import BoxSpec
 
@@ -60,11 +60,22 @@ def templates() -> dict[str, str]:
     """What the program needs of ours: scripts and units, with `__NAME__` where it fills in a name of its own."""
     dead = DeadMan("__UNIT__", False, "__BASE__", "__RUN__", "__DROP_IN__", ("__OURS__",))  # noqa: FBT003
     timer = dead.timer_text(6 * _EVERY_S).replace(f"={_EVERY_S:g}s", "=__EVERY__s")
+    guard = aside.Aside("__UNIT__", "__OWNER__", coldboot_box.ON_DISK, "__DROP_IN__")
+    text = guard.text(("/__MOUNTS__/__DIRECTORIES__",))
+    for said, filled in (
+        (guard.name, "__GUARD__"),
+        ("RequiresMountsFor=/__MOUNTS__", "__MOUNTS__"),
+        ("/__MOUNTS__/__DIRECTORIES__", "__DIRECTORIES__"),
+    ):
+        assert said in text
+        text = text.replace(said, filled)
     return {
         "restore": SCRIPT,
         "service": dead.service_text(),
         "timer": timer,
-        **{f"caches-{name}": text for name, text in caches.SCRIPTS.items()},
+        **{f"caches-{name}": script for name, script in caches.SCRIPTS.items()},
+        "clear-unit": text,
+        **{f"clear-{name}": script for name, script in aside.SCRIPTS.items()},
     }
 
 
@@ -86,12 +97,13 @@ def digest() -> str:
     return hashlib.sha256(program().encode()).hexdigest()
 
 
-def configuration(login: str, roots: Sequence[str]) -> str:
+def configuration(login: str, roots: Sequence[str], clears: Sequence[str] = ()) -> str:
     """The configuration of one unit, root's to change."""
     lines = (
         "# What coldboot-box may do with this unit, and for whom; `coldboot-box` tells the words in its first lines.",
         f"login {login}",
         *(f"cache {root}" for root in roots),
+        *(f"clear {path}" for path in clears),
     )
     return "\n".join(lines) + "\n"
 
@@ -104,8 +116,15 @@ def sudoers(login: str) -> str:
     )
 
 
-def install_script(unit: str, login: str, roots: Sequence[str]) -> str:
-    """The script that installs all of it; for `sudo sh`."""
+def install_script(unit: str, login: str, roots: Sequence[str], clears: Sequence[str] = ()) -> str:
+    """The script that installs all of it, for `sudo sh`.
+
+    Args:
+        unit: which may be taken over.
+        login: who may call.
+        roots: below which cold caches may lie.
+        clears: the unit's own caches that may be set aside.
+    """
     values = {
         "VERSION": str(coldboot_box.VERSION),
         "LOGIN": login,
@@ -115,7 +134,7 @@ def install_script(unit: str, login: str, roots: Sequence[str]) -> str:
         "SUDOERS": "coldboot-box-" + re.sub(r"[^a-z0-9_-]", "_", login),
         "PROGRAM": program(),
         "DIGEST": digest(),
-        "CONF": configuration(login, roots),
+        "CONF": configuration(login, roots, clears),
         "SUDOERS_TEXT": sudoers(login),
     }
     return re.sub(r"__([A-Z_]+?)__", lambda match: values[match.group(1)], _INSTALL)

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from orchestrator.box import aside
 from orchestrator.box.aside import Aside
 from orchestrator.box.caches import AS_USER
+from orchestrator.box.coldboot_box import AT_HOME, may_clear
+from orchestrator.box.commands import HELPER
+from orchestrator.box.doors import clear_problem
 from orchestrator.box.engines import Engine, OwnCache
 from orchestrator.box.transports import Transport
 from orchestrator.box.unit import COMMAND_S, Action, UnitFacts, together
@@ -21,7 +24,6 @@ from orchestrator.errors import BoxError, CommandFailed
 PUT_BACK_S = 600.0
 _ROOTS = ("/var/cache", "/var/lib", "/var/tmp", "/tmp")  # noqa: S108 - where caches lie, besides a home
 _WEIGHTS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME")
-_AT_HOME = ("", "/.cache", "/.cache/huggingface", "/.config", "/.local", "/.ssh", "/.local/share")
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class OwnCaches:
 
     as_user who does what the service manager needs: root, or None for a unit of the login's own manager
     ctl     `systemctl` of that manager
+    granted which of them the helper on the box sets aside; None where it is not in use
     kept    directories in which production wrote while its caches were aside; they stand beside the original
     """
 
@@ -37,6 +40,7 @@ class OwnCaches:
     names: Aside
     as_user: str | None
     ctl: tuple[str, ...]
+    granted: tuple[str, ...] | None = None
     kept: list[str] = field(default_factory=list)
 
     # --- before a campaign -----------------------------------------------------------------------------------------
@@ -58,6 +62,11 @@ class OwnCaches:
         odd = [f"{one.path!r} is no plain path" for one in own if set(one.path) & set("\n\t")]
         if odd:
             return (), tuple(odd)
+        if self._by_helper(unit):
+            own = outermost(own)
+            refused = self._refused([one.path for one in own])
+            if refused:
+                return (), refused
         said = self._run(unit, "check", self._told(unit, own, precious, cache_root)).splitlines()
         found: dict[str, OwnCache] = {}
         problems = []
@@ -65,11 +74,25 @@ class OwnCaches:
             what, _, rest = line.partition(" ")
             if what == "at":
                 found[rest] = replace(one, path=rest)
+                if rest != one.path and self._by_helper(unit):
+                    problems.append(f"{one.path} is {rest} by a link, and coldboot-box follows none")
             else:
                 problems.append(rest)
-        # What lies in another one is set aside with it.
-        outer = (one for path, one in found.items() if not any(path.startswith(f"{other}/") for other in found))
-        return tuple(outer), tuple(problems)
+        outer = outermost(tuple(found.values()))
+        return outer, tuple(problems) or self._refused([one.path for one in outer])
+
+    def _refused(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """What the helper on the box would not set aside, with what to run."""
+        wrong = None if self.granted is None else clear_problem(self.granted, self.names.unit, paths)
+        return () if wrong is None else (f"{wrong[0]}; on the box: {wrong[1]}",)
+
+    def free_mib(self, unit: UnitFacts, own: Sequence[OwnCache]) -> tuple[tuple[int, str], ...]:
+        """Free MiB on the disks of these directories, each with the directory at which it was asked."""
+        if not own:
+            return ()
+        said = self._run(unit, "free", {"own": "\n".join(one.path for one in own)}).splitlines()
+        rows = dict.fromkeys(line.partition(" ")[::2] for line in said)
+        return tuple((int(free) // 1024, at) for free, at in rows if free.isdigit())
 
     # --- before a boot ---------------------------------------------------------------------------------------------
 
@@ -112,6 +135,9 @@ class OwnCaches:
 
     def guard_actions(self, directories: Sequence[str]) -> tuple[Action, ...]:
         """What makes the unit that puts these directories back."""
+        if self.granted is not None:
+            given = "".join(f"own={path}\n" for path in directories)
+            return (self._helped("what puts the caches back, also after a power cut", "guard", given),)
         new = f"{self.names.path}.new"
         return (
             *((self._act("a place for it", "mkdir", "-p", self.names.base),) if self.names.owner is None else ()),
@@ -119,6 +145,9 @@ class OwnCaches:
             self._act("whole or not at all", "mv", "-f", new, self.names.path),
             self._act("also after a power cut", *self.ctl, "enable", self.names.name),
         )
+
+    def _helped(self, why: str, what: str, given: str | None) -> Action:
+        return Action(why, (HELPER, self.names.unit, "clear", what), input=given, as_user="root")
 
     def _act(self, why: str, *argv: str, given: str | None = None) -> Action:
         return Action(why, argv, input=given, as_user=self.as_user)
@@ -128,6 +157,8 @@ class OwnCaches:
     @property
     def put_back_action(self) -> Action:
         """Puts everything back that the unit lists; without our drop-in, or it does nothing."""
+        if self.granted is not None:
+            return replace(self._helped("the caches back", "back", None), may_fail=True)
         return replace(self._act("the caches back", *self.ctl, "start", self.names.name), may_fail=True)
 
     def listed(self) -> tuple[str, ...]:
@@ -151,7 +182,7 @@ class OwnCaches:
     ) -> dict[str, str]:
         home = unit.env.get("HOME") or unit.home
         roots = (home, *_ROOTS, *((cache_root,) if cache_root else ()))
-        at_home = (f"{home}{below}" for below in _AT_HOME)
+        at_home = (f"{home}{below}" for below in AT_HOME)
         told = (unit.env[name] for name in _WEIGHTS if unit.env.get(name))
         return {
             "own": "\n".join("\t".join((one.path, *one.carried)) for one in own),
@@ -162,10 +193,23 @@ class OwnCaches:
             "link": self.names.links[1],
         }
 
+    def _by_helper(self, unit: UnitFacts) -> bool:
+        return self.granted is not None and unit.user != self.transport.user
+
+    def call(self, unit: UnitFacts, what: str) -> tuple[tuple[str, ...], str | None]:
+        """The command that does one of `aside.SCRIPTS`, and as whom; None: as the login."""
+        if self._by_helper(unit):
+            return (HELPER, unit.name, "clear", what), "root"
+        return AS_USER, None if unit.user == self.transport.user else unit.user
+
     def _run(self, unit: UnitFacts, what: str, told: dict[str, str]) -> str:
-        script = "".join(f"{name}={shlex.quote(value)}\n" for name, value in told.items()) + aside.SCRIPTS[what]
+        argv, user = self.call(unit, what)
+        given = "".join(f"{name}={shlex.quote(value)}\n" for name, value in told.items()) + aside.SCRIPTS[what]
+        if argv != AS_USER:
+            lines = ((name, line) for name in ("own", "precious") for line in told.get(name, "").split("\n"))
+            given = "".join(f"{name}={line}\n" for name, line in lines if line)
         try:
-            return self.transport.run(AS_USER, input=script, timeout_s=PUT_BACK_S, as_user=unit.user).stdout
+            return self.transport.run(argv, input=given, timeout_s=PUT_BACK_S, as_user=user).stdout
         except CommandFailed as error:
             refusals = [line for line in error.tail.splitlines() if line.startswith(aside.REFUSED)]
             if error.status != 3 or not refusals:
@@ -190,6 +234,31 @@ def stores_of(engine: Engine, unit: UnitFacts, environments: Sequence[dict[str, 
             names = (*(known.carried if known else ()), *each.carried)
             found[each.path] = replace(each, carried=tuple(dict.fromkeys(names)))
     return tuple(found.values())
+
+
+def outermost(own: Sequence[OwnCache]) -> tuple[OwnCache, ...]:
+    """Those that lie in no other one: what lies in another is set aside with it."""
+    paths = [one.path for one in own]
+    return tuple(one for one in own if not any(one.path.startswith(f"{path}/") for path in paths))
+
+
+def proposed(unit: UnitFacts, own: Sequence[OwnCache], cache_root: str | None) -> tuple[str, ...]:
+    """The caches that root may well allow the helper to set aside: those of usual places and plain names.
+
+    Args:
+        unit: whose they are.
+        own: what its environment says.
+        cache_root: of the box.
+    """
+    home = unit.env.get("HOME") or unit.home
+    roots = (home, *_ROOTS, *((cache_root,) if cache_root else ()))
+    never = {f"{home}{below}" for below in AT_HOME}
+    fit = [
+        one
+        for one in own
+        if may_clear(one.path) and one.path not in never and any(one.path.startswith(f"{root}/") for root in roots)
+    ]
+    return tuple(dict.fromkeys(one.path for one in outermost(fit)))
 
 
 def precious_of(argv: Sequence[str]) -> tuple[str, ...]:

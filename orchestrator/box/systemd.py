@@ -175,7 +175,8 @@ class SystemdService:
     @property
     def own_caches(self) -> OwnCaches:
         """The unit's own cache directories, for `cache: clear`; the unit has been read before."""
-        return OwnCaches(self._transport, self._aside, None if self._user else "root", self._ctl, self._kept)
+        granted = self._granted.clears if self._granted and self._facts and self._facts.helper else None
+        return OwnCaches(self._transport, self._aside, None if self._user else "root", self._ctl, granted, self._kept)
 
     @property
     def _ctl(self) -> tuple[str, ...]:
@@ -576,8 +577,7 @@ class SystemdService:
         listed = own.listed() if aside else ()
         actions = (
             *(self.door.restore(active=False) if ours else ()),
-            # The helper has no word for this: there systemd does it, before the service starts.
-            *((own.put_back_action,) if aside and not isinstance(self.door, HelperDoor) else ()),
+            *((own.put_back_action,) if aside else ()),
             *((self.door.start(),) if was.active and (ours or not active) else ()),
         )
         if actions:

@@ -20,7 +20,7 @@ from orchestrator.box.transports import Transport, connect
 from orchestrator.doctor import probes
 from orchestrator.doctor.checks import CHECKS, Known, batch, missing, unbatch
 from orchestrator.doctor.findings import Diagnosis, Finding
-from orchestrator.doctor.root import helper_script, judge_root
+from orchestrator.doctor.root import helper_script, judge_root, own_caches
 from orchestrator.doctor.show import mends, plain, table
 from orchestrator.errors import BoxError, ColdbootError, Unreachable, UsageError
 from orchestrator.matrix import BoxSpec, Matrix, Variant, load_matrix, select
@@ -97,6 +97,7 @@ class _Examination:
             rehearsal=engine.rehearsal,
             ready_s=self.matrix.effective_deadlines().ready_s,
             name=self.service.name,
+            clears="clear" in self.matrix.cache,
         )
         try:
             unit = self.service.look()
@@ -187,7 +188,8 @@ class _Examination:
             return
         if not self.transport.is_root:
             granted, file = self.service.granted, str(self.matrix.path)
-            self.findings.append(judge_root(self.box, self.transport.user, granted, unit, file))
+            clears = own_caches(self.matrix, unit) if known.clears else ()
+            self.findings.append(judge_root(self.box, self.transport.user, granted, unit, file, clears=clears))
         if self.box.sudo is not False and (self.box.root != "helper" or unit.helper):
             self.attempt("sudo", lambda: (probes.sudo(self.transport, self.service.sudo_needs(), known),))
 

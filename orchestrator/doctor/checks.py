@@ -33,7 +33,8 @@ class Known:
     """What is known of a box when the checks are judged.
 
     `unit` and `own` (production's own command) are None where they could not be read. `pids` are all processes of the
-    unit. `leftovers` are paths on the box that only a campaign makes. `holder` is who holds the box's lock.
+    unit. `leftovers` are paths on the box that only a campaign makes. `holder` is who holds the box's lock. `clears`:
+    the matrix asks for `cache: clear`.
     """
 
     box: BoxSpec
@@ -48,6 +49,7 @@ class Known:
     leftovers: tuple[str, ...] = ()
     holder: str | None = None
     cache_place: str | None = None
+    clears: bool = False
 
     @property
     def systemd(self) -> bool:
@@ -275,6 +277,7 @@ CACHES: tuple[tuple[str, str, str, str], ...] = (
     ("tilelang", "TILELANG_CACHE_DIR", "{home}/.tilelang/cache", ""),
     ("cuda", "CUDA_CACHE_PATH", "{home}/.nv/ComputeCache", ""),
 )
+_LEFT_ALONE = "a campaign leaves them alone"
 _SIZES = r"""
 for each; do
   name=${each%%=*} path=${each#*=}
@@ -306,12 +309,13 @@ def _sizes(known: Known) -> tuple[str, ...] | None:
 
 
 def judge_caches(said: Said, known: Known) -> Finding:
-    """Production's compile caches with their sizes; a campaign leaves them alone."""
+    """Production's compile caches with their sizes, and what a campaign does with them."""
     rows = [line.split(" ", 2) for line in said.text.splitlines() if line.count(" ") >= 2]
     sizes = {name: int(size) for size, name, _ in rows if size.isdigit()}
     denied = [path for size, _, path in rows if size == "denied"]
     total = round(sum(sizes.values()) * KIB / MIB, 1)
     shown = ", ".join(f"{name} {size_text(size * KIB)}" for name, size in sizes.items())
+    fate = "`cache: clear` sets them aside for each boot, and puts them back" if known.clears else _LEFT_ALONE
     if denied:
         user = known.unit.user if known.unit else "the unit"
         return Finding(
@@ -320,11 +324,11 @@ def judge_caches(said: Said, known: Known) -> Finding:
             f"{known.login} may not look into the caches of {user} ({denied[0]})" + (f"; {shown}" if shown else ""),
             total,
             "MiB",
-            f"nothing must be done: cold boots have caches of their own. To see sizes: `sudo du -sh {denied[0]}`",
+            f"nothing must be done: {fate}. To see sizes: `sudo du -sh {denied[0]}`",
         )
     if not sizes:
         return Finding("caches", "ok", "production has no compile caches yet", 0.0, "MiB")
-    return Finding("caches", "ok", f"{shown}; a campaign leaves them alone", total, "MiB")
+    return Finding("caches", "ok", f"{shown}; {fate}", total, "MiB")
 
 
 def size_text(size: float) -> str:

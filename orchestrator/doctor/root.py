@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.box import caches, coldboot_box, helper
 from orchestrator.box.coldboot_box import VERSION, Refused, check_unit
-from orchestrator.box.doors import Granted, grant_problem
+from orchestrator.box.doors import Granted, clear_problem, grant_problem
+from orchestrator.box.engines import ENGINES, Launch, OwnCache
+from orchestrator.box.owncaches import outermost, proposed, stores_of
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import UnitFacts
 from orchestrator.doctor.findings import Finding, Level
 from orchestrator.errors import UsageError
-from orchestrator.matrix import BoxSpec, load_matrix, select
+from orchestrator.matrix import BoxSpec, Matrix, load_matrix, select
 from orchestrator.plan import experiment_folder
-from orchestrator.survey import Options
+from orchestrator.survey import Options, compose
 
 _AMOUNTS = f"whoever may do that is root on the box, as a drop-in in {coldboot_box.UNITS} can say anything"
 
@@ -35,15 +39,42 @@ def helper_script(options: Options) -> str:
         if transport.is_root:
             raise UsageError(f"the login {transport.user} is root: a helper would take nothing from it")
         check_unit(unit.name)
-        return helper.install_script(unit.name, transport.user, (caches.cache_place(unit, box.cache_root),))
+        roots = (caches.cache_place(unit, box.cache_root),)
+        clears = proposed(unit, own_caches(matrix, unit), box.cache_root)
+        return helper.install_script(unit.name, transport.user, roots, clears)
     except Refused as why:
         raise UsageError(f"coldboot-box cannot be used: {why}", hint="the plain way by sudo can") from why
     finally:
         transport.close()
 
 
-def judge_root(box: BoxSpec, login: str, granted: Granted | None, unit: UnitFacts, matrix: str) -> Finding:
-    """Which way is in use, and what would mend it. `granted`: what the helper says; None: it cannot be used."""
+def own_caches(matrix: Matrix, unit: UnitFacts) -> tuple[OwnCache, ...]:
+    """The unit's own caches, with those that a variant names; a variant that cannot be composed names none."""
+    box = matrix.target
+    made = (compose(box, unit.argv, variant, 1) for variant in matrix.all_variants)
+    environments = [box.env | each.env for each in made if isinstance(each, Launch)]
+    return stores_of(ENGINES[box.engine], unit, environments)
+
+
+def judge_root(
+    box: BoxSpec,
+    login: str,
+    granted: Granted | None,
+    unit: UnitFacts,
+    matrix: str,
+    *,
+    clears: Sequence[OwnCache] = (),
+) -> Finding:
+    """Which way is in use, and what would mend it.
+
+    Args:
+        box: of the matrix.
+        login: who reaches it.
+        granted: what the helper says; None: it cannot be used.
+        unit: the unit.
+        matrix: path of the matrix.
+        clears: the unit's own caches, where the matrix sets them aside.
+    """
     install = helper.install_command(box, matrix)
     if box.root == "sudo":
         return Finding("root", "ok", f"by sudo, as the box says: {_AMOUNTS}")
@@ -56,7 +87,9 @@ def judge_root(box: BoxSpec, login: str, granted: Granted | None, unit: UnitFact
         age = "older" if granted.version < VERSION else "newer"
         said = f"coldboot-box on the box is version {granted.version}, {age} than ours, {VERSION}"
         return Finding("root", "fail", said, granted.version, "version", install)
-    wrong = grant_problem(granted, unit, caches.cache_place(unit, box.cache_root))
+    wrong = grant_problem(granted, unit, caches.cache_place(unit, box.cache_root)) or clear_problem(
+        granted.clears, unit.name, [one.path for one in outermost(clears)]
+    )
     if wrong is not None:
         return Finding("root", "fail", wrong[0], granted.version, "version", wrong[1])
     if granted.digest != helper.digest():
