@@ -230,8 +230,8 @@ class LimitKeys(Keys):
     )
     free_disk_mib: int = key(
         256,
-        "No boot is begun with less room than this, MiB, where the caches are made (with `cache: clear` the unit's own) "
-        "or where the artifacts are kept.",
+        "No boot is begun with less room than this, MiB, where the caches are made (with `cache: clear` the unit's "
+        "own) or where the artifacts are kept.",
         "a whole number, 0 to 100000000",
         ge=0,
         le=10**8,
