@@ -153,6 +153,16 @@ def test_every_page_is_reached_from_the_readme():
     assert set(PAGES) <= seen
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_path_that_begins_with_init_names_its_file_in_every_step(page):
+    asks = {"doctor", "plan", "matrix"}
+    for block in (block for block in blocks(page) if block.language == "bash"):
+        steps = [words for line in block.commands for words in simple_commands(line) if words[:1] == ["invoke"]]
+        made = [words[words.index("--matrix") + 1] for words in steps if words[1] == "init" and "--matrix" in words]
+        for words in steps if made else ():
+            assert words[1] not in asks or words[words.index("--matrix") + 1] == made[0], words
+
+
 def test_the_main_command_of_the_readme_is_the_one_that_the_main_test_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ".venv/bin/invoke matrix --boots 3 && .venv/bin/invoke report" in readme
