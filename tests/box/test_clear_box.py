@@ -367,10 +367,10 @@ def test_a_unit_of_the_users_own_manager_has_them_back_after_a_power_cut_without
     # The shell itself says what it sees: journald learns a user unit's name from the process that speaks, which must
     # still be there when it looks. An `ls` is gone by then, now and then, and its line has no unit.
     text = (
-        "[Service]\nExecStart=/bin/sh -c 'echo %h/.cache/vllm/*; sleep 1000'\nEnvironment=HOME=/home/alex\n"
+        "[Service]\nExecStart=/bin/sh -c 'echo %h/.cache/mine/*; sleep 1000'\nEnvironment=HOME=/home/alex\n"
         "[Install]\nWantedBy=default.target\n"
     )
-    box.sh(("runuser", "-u", "alex", "--", "mkdir", "-p", folder, "/home/alex/.cache/vllm/graphs"))
+    box.sh(("runuser", "-u", "alex", "--", "mkdir", "-p", folder, "/home/alex/.cache/mine/graphs"))
     box.sh(("loginctl", "enable-linger", "alex"))
     (box.root / folder[1:] / "mine.service").write_text(text)
     matrix = tmp_path / "matrix.yaml"
@@ -389,18 +389,18 @@ def test_a_unit_of_the_users_own_manager_has_them_back_after_a_power_cut_without
         unit = service.describe()
         service.arm(service.production(), 60)
         service.stop(kill=True, deadline_s=5)
-        own = (OwnCache("/home/alex/.cache/vllm"),)
-        assert service.own_caches.empty(unit, own, (), None) == ("/home/alex/.cache/vllm",)
-        assert box.sh(("ls", "-A", "/home/alex/.cache/vllm")).stdout == ""
+        own = (OwnCache("/home/alex/.cache/mine"),)
+        assert service.own_caches.empty(unit, own, (), None) == ("/home/alex/.cache/mine",)
+        assert box.sh(("ls", "-A", "/home/alex/.cache/mine")).stdout == ""
         transport.close()
         box.reboot(cut=True)
         said = lambda: box.sh(("journalctl", "-q", "-b", "-o", "cat", "_SYSTEMD_USER_UNIT=mine.service")).stdout  # noqa: E731
         await_true(lambda: said().strip() != "", 90, "production")
-        assert said().splitlines() == ["/home/alex/.cache/vllm/graphs"], "it started over cleared caches"
-        assert box.sh(("ls", "-A", "/home/alex/.cache/vllm")).stdout.split() == ["graphs"]
-        left = box.sh(("sh", "-c", f"find {folder} /home/alex/.cache -name '*coldboot*'"), check=False).stdout
+        assert said().splitlines() == ["/home/alex/.cache/mine/graphs"], "it started over cleared caches"
+        assert box.sh(("ls", "-A", "/home/alex/.cache/mine")).stdout.split() == ["graphs"]
+        left = box.sh(("sh", "-c", f"find {folder} /home/alex/.cache/mine* -name '*coldboot*'"), check=False).stdout
         assert left == ""
     finally:
         transport.close()
         box.sh(("loginctl", "disable-linger", "alex"))
-        box.sh(("rm", "-rf", "/home/alex/.cache/vllm", folder))
+        box.sh(("rm", "-rf", "/home/alex/.cache/mine", folder))
