@@ -544,8 +544,9 @@ def init(
     text = sketch.matrix_text(source, experiment=experiment, schema=(path.parent / sketch.SCHEMA).exists())
     made = sketch.write(path, text, force=force)
     file = "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}"
-    print(f"{path}: {len(made.variants)} variants on box {made.box}, from {source.unit}")
-    print(f"next: {program()} doctor{file}, then {program()} plan{file}")
+    print(f"{path}: {len(made.variants)} variants, from {source.unit}")
+    for line in sketch.next_lines(made, source, path, tool=program(), options=file):
+        print(line)
     return OK
 
 

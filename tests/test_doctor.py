@@ -331,7 +331,7 @@ def test_the_command_prints_plain_lines_where_no_terminal_is_and_json_when_asked
     commands.doctor_(Context(), **words)
     plain = capsysbinary.readouterr().out.decode()
     assert plain.startswith("ok   reach: ")
-    assert plain.endswith("a campaign can run\n")
+    assert "a rehearsal can run here\nthe box `gwen` was not looked at: the same command with --box gwen" in plain
     commands.doctor_(Context(), json=True, **words)
     found = json.loads(capsysbinary.readouterr().out)
     assert (found["v"], found["box"]) == (1, "rehearsal")

@@ -151,8 +151,12 @@ def test_the_command_writes_once_and_says_what_is_next(tmp_path, capsys):
     words = {"unit_file": str(UNIT), "matrix": str(path)}
     commands.init(Context(), **words)
     said = capsys.readouterr().out
-    assert "5 variants on box rehearsal" in said
-    assert f"doctor --matrix {path}" in said
+    assert said.splitlines() == [
+        f"{path}: 5 variants, from vllm-qwen.service",
+        f"fill in: `host:` of the box `real` in {path}, an alias of your ssh config; look at its `unit:` and `port:`",
+        f"next: invoke doctor --matrix {path} --box real, then invoke plan --matrix {path} --box real",
+        f"without the box, a rehearsal of it on this machine: invoke matrix --matrix {path} --boots 3",
+    ]
     with pytest.raises(SystemExit) as again:
         commands.init(Context(), **words)
     assert (again.value.code, "--force" in capsys.readouterr().err) == (4, True)

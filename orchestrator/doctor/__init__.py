@@ -85,7 +85,8 @@ class _Examination:
         self.ask_commands(known)
         self.ask_rest(known)
         ordered = sorted(self.findings, key=lambda finding: ORDER.index(finding.check))
-        return Diagnosis(self.box.name, tuple(ordered), self.not_asked)
+        others = (name for name, other in self.matrix.boxes.items() if self.box.rehearsal and not other.rehearsal)
+        return Diagnosis(self.box.name, tuple(ordered), self.not_asked, self.box.rehearsal, tuple(others))
 
     def know(self) -> Known:
         """Reads the unit, as far as it can be read."""

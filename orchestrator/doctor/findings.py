@@ -30,11 +30,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings on one box, in the order of the table. `not_asked`: check → what it would have needed."""
+    """All findings on one box, in the order of the table. `not_asked`: check → what it would have needed.
+
+    `rehearsal`: it is one, so that it says nothing about the file's real boxes, `not_looked_at`.
+    """
 
     box: str
     findings: tuple[Finding, ...]
     not_asked: Mapping[str, str]
+    rehearsal: bool = False
+    not_looked_at: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Level:

@@ -49,8 +49,14 @@ def mends(diagnosis: Diagnosis) -> str:
 def summary(diagnosis: Diagnosis) -> str:
     """The end of both."""
     ok, warned, failed = (diagnosis.count(level) for level in ("ok", "warn", "fail"))
-    verdict = "a campaign cannot run" if failed else "a campaign can run"
-    return f"{diagnosis.box}: {ok} ok, {warned} to note, {failed} to mend: {verdict}"
+    what = "rehearsal" if diagnosis.rehearsal else "campaign"
+    verdict = f"a {what} cannot run here" if failed else f"a {what} can run here"
+    lines = [f"{diagnosis.box}: {ok} ok, {warned} to note, {failed} to mend: {verdict}"]
+    lines += [
+        f"the box `{name}` was not looked at: the same command with --box {name} does"
+        for name in diagnosis.not_looked_at
+    ]
+    return "\n".join(lines)
 
 
 def _not_asked(diagnosis: Diagnosis) -> list[tuple[str, list[str]]]:
