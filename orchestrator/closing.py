@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.records import Verdicts
-from orchestrator.report.steps import next_steps
+from orchestrator.records import AnyRecord, Verdicts
+from orchestrator.report.steps import Again, next_steps
 
 _OURS = re.compile(r"\binvoke (?=[a-z][a-z-]+\b)")
 
@@ -23,17 +23,24 @@ def spoken(text: str) -> str:
     return text if program() == "invoke" else _OURS.sub(f"{program()} ", text)
 
 
-def campaign_end(verdicts: Verdicts, folder: Path, options: str = "", *, boots_left: int = 0) -> Iterator[str]:
+def again(options: str = "", campaign: str = "") -> Again:
+    """How this process was called, and what the same commands need again: of every command, and of `matrix` besides."""
+    return Again(program(), options, campaign)
+
+
+def campaign_end(
+    verdicts: Verdicts, folder: Path, how: Again, *, records: Sequence[AnyRecord] = (), boots_left: int = 0
+) -> Iterator[str]:
     """Lines for the end of a campaign.
 
     Args:
         verdicts: What the boots so far say.
         folder: The experiment's folder.
-        options: What the same command needs again, such as ` --out DIR`, with its leading blank.
+        how: How this process was called.
+        records: The ledger's, for how long boots take.
         boots_left: Planned boots that are still to go.
     """
-    tool = program()
     yield f"ledger: {folder}/records.jsonl; the report goes to {folder}/report/report.html"
-    yield f"next: {tool} report --experiment {folder.name}{options}"
-    for step in next_steps(verdicts, folder.name, tool=tool, options=options, boots_left=boots_left):
+    yield f"next: {how.tool} report --experiment {folder.name}{how.options}"
+    for step in next_steps(verdicts, folder.name, how, records=records, boots_left=boots_left):
         yield f"{step.text}: {step.command}" if step.command else step.text

@@ -41,7 +41,7 @@ from orchestrator import (
 from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
-from orchestrator.closing import campaign_end, program, spoken
+from orchestrator.closing import again, campaign_end, program, spoken
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.ledger import BOOTS, RECORDS, contents, read
@@ -155,6 +155,13 @@ def _out_again(out: str) -> str:
     return "" if out == DEFAULT_OUT else f" --out {shlex.quote(out)}"
 
 
+def _matrix_again(folder: Path) -> str:
+    """Nothing where the default file is the one that the experiment keeps; else the reader has to name his."""
+    kept, here = folder / "matrix.yaml", Path(DEFAULT_MATRIX)
+    same = not kept.exists() or (here.exists() and here.read_bytes() == kept.read_bytes())
+    return "" if same else " --matrix FILE"
+
+
 def _on_end(listener: Listener) -> campaign.AtEnd:
     """The user's own command at a campaign's end; what goes wrong with it is only a warning."""
 
@@ -242,8 +249,10 @@ def matrix(
     if ended.outcome == "was_complete":
         say(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
         return OK
-    verdicts = _print_verdicts(_series(ended.folder), stderr=json_lines)
-    for line in campaign_end(verdicts, ended.folder, _out_again(out), boots_left=ended.boots_left):
+    records, series = _kept(ended.folder)
+    verdicts = _print_verdicts(series, stderr=json_lines)
+    how = again(_out_again(out), "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}")
+    for line in campaign_end(verdicts, ended.folder, how, records=records, boots_left=ended.boots_left):
         say(line)
     return ended.exit_code
 
@@ -276,7 +285,8 @@ def report_(
         print(verdict.explain(series, explain))
         return OK
     verdicts = verdict.judge(series)
-    steps = tuple(report.next_steps(verdicts, folder.name, tool=program(), options=_out_again(out)))
+    how = again(_out_again(out), _matrix_again(folder))
+    steps = tuple(report.next_steps(verdicts, folder.name, how, records=records))
     view = report.build_view(records, series, verdicts, folder / BOOTS, steps)
     written = report.write(view, folder / "report")
     Console(highlight=False).print(report.reasons(verdicts))

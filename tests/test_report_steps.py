@@ -8,8 +8,10 @@ import pytest
 from invoke.context import Context
 from report_samples import sample
 
-from orchestrator import closing, commands, report
+from orchestrator import closing, commands, report, verdict
+from orchestrator.records import BootResult, LevelResult, Series
 from orchestrator.report import next_steps
+from orchestrator.report.steps import Again
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +20,23 @@ def verdicts():
 
 
 def test_a_provisional_winner_wants_boots_then_an_explanation_then_the_drop_in(verdicts):
-    said = [(step.text, step.command) for step in next_steps(verdicts, "gwen.2", tool="coldboot")]
+    said = [
+        (step.text, step.command)
+        for step in next_steps(verdicts, "gwen.2", Again("coldboot", " --out o", " --matrix m.yaml"))
+    ]
     assert said == [
-        ("spec-1 is provisional: the same command with --boots 6 adds the boots that vouching needs", None),
+        (
+            # Six where three are: spec-3, spec-5 and spec-8 are rejected, no-spec is surely slower; they boot no more.
+            "spec-1 is provisional: 3 more boots of what is still in question, 6 of each",
+            "coldboot matrix --matrix m.yaml --box gwen --experiment gwen.2 --only spec-1 --boots 6 --out o",
+        ),
         (
             "why spec-3 is rejected, with the whole derivation",  # production's rejection matters most
-            "coldboot report --experiment gwen.2 --explain spec-3",
+            "coldboot report --experiment gwen.2 --out o --explain spec-3",
         ),
         (
             "what would make spec-1 production; it is printed, nothing is changed",
-            "coldboot adopt spec-1 --print --experiment gwen.2",
+            "coldboot adopt spec-1 --print --experiment gwen.2 --out o",
         ),
     ]
 
@@ -35,7 +44,66 @@ def test_a_provisional_winner_wants_boots_then_an_explanation_then_the_drop_in(v
 def test_boots_that_are_left_come_first_and_nobody_is_told_to_ask_for_more(verdicts):
     first, *others = next_steps(verdicts, "gwen", boots_left=2)
     assert first.text == "2 boots left: the same command goes on"
-    assert not any("--boots" in step.text for step in others)
+    assert not any("matrix --" in (step.command or "") for step in others)
+
+
+def test_the_hours_are_those_that_the_ledgers_own_boots_took(verdicts):
+    made = sample(rehearsal=False)
+    first = next(iter(next_steps(made.verdicts, "gwen", records=made.records)))
+    # Each took 236 to 237 s: 3 × 236.5 s are 12 min.
+    assert first.text.endswith("3 more boots of what is still in question, 6 of each, about 12 min")
+
+
+def spread_out(*rows):
+    """Verdicts over variants a, b …, each a row of boots at one level, tolerance 5 %."""
+    names = [chr(ord("a") + place) for place in range(len(rows))]
+    boots = tuple(
+        BootResult(
+            boot=f"b{block}-{name}",
+            variant=name,
+            cache="cold",
+            block=block,
+            position=block,
+            outcome="completed",
+            levels=(LevelResult(concurrency=1, value=value),),
+        )
+        for name, row in zip(names, rows, strict=True)
+        for block, value in enumerate(row, start=1)
+    )
+    series = Series(
+        experiment="x",
+        box="here",
+        boots_planned=3,
+        variants=tuple(names),
+        concurrency=(1,),
+        caches=("cold",),
+        boots=boots,
+    )
+    return verdict.judge(series)
+
+
+def test_a_spread_near_the_tolerance_is_no_matter_of_counting():
+    # sd of logs 4.5 % where 5 % is tolerated: over a hundred boots would settle it, and nobody should be told to.
+    told = spread_out((100.0, 104.6, 95.6), (90.0, 90.1, 90.2))
+    cell = told.variants[0].cells[0]
+    assert cell.spread == pytest.approx(0.045, abs=0.0005)
+    assert cell.more_boots > 100
+    settled, near, *_ = next_steps(told, "x")
+    assert settled.command == "invoke matrix --box here --experiment x --only b --boots 6"
+    assert near.command is None
+    assert near.text.startswith("a: the boots' spread (4.5 % at one level) is too near the tolerance of 5.0 %")
+    for way in ("load.window_s", "`invoke aa`", "raise the tolerance", "--boots auto --budget 3h"):
+        assert way in near.text
+    assert not any("--boots 1" in f"{step.text}{step.command}" for step in next_steps(told, "x"))
+
+
+def test_a_spread_that_some_boots_settle_is_told_by_its_number():
+    told = spread_out((100.0, 103.0, 97.0), (99.0, 99.1, 99.2))
+    more = told.variants[0].cells[0].more_boots
+    assert 3 < more <= 17
+    first, second, *_ = [*next_steps(told, "x"), None]
+    assert first.command == f"invoke matrix --box here --experiment x --only a,b --boots {3 + more}"
+    assert second is None or "too near" not in second.text
 
 
 def test_a_winner_that_is_production_already_needs_no_drop_in(verdicts):
@@ -61,7 +129,7 @@ def test_the_page_and_the_comment_say_them_below_the_headline():
 
 def test_a_campaigns_end_says_where_the_report_will_be_and_the_same_steps(verdicts, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/venv/bin/coldboot", "matrix"])
-    lines = list(closing.campaign_end(verdicts, Path("out/gwen"), " --out out"))
+    lines = list(closing.campaign_end(verdicts, Path("out/gwen"), closing.again(" --out out")))
     assert lines[1] == "next: coldboot report --experiment gwen --out out"
     explain = "coldboot report --experiment gwen --out out --explain spec-3"
     assert lines[3] == f"why spec-3 is rejected, with the whole derivation: {explain}"

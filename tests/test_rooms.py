@@ -93,7 +93,7 @@ ALLOWED = {
     "series": SHARED | {"yamlfile", "foreign"},
     "foreign": SHARED,
     "gate": SHARED | {"stats", "verdict", "series"},
-    "report": SHARED | {"verdict", "stats"},
+    "report": SHARED | {"verdict", "stats", "progress"},
 }
 FRONT = {"commands", "cli", "__init__"}
 

@@ -13,7 +13,8 @@ from orchestrator.verdict.derive import Derivation, changes
 from orchestrator.verdict.values import exp, exp_interval, logs_of, printed, throughput
 
 SHOWN = 6  # boots listed by their numbers; more are told by their range
-FAR = 100  # boots above which a number of further boots is no advice
+FAR = 100  # boots above which a comparison's number of boots is no advice
+MOST_MORE = 20  # further boots, of minutes each, above which counting is no advice
 
 
 def plural(count: int, word: str) -> str:
@@ -77,7 +78,9 @@ def further(more: int | None) -> str:
     """Advice on further boots."""
     if more is None:
         return "no number of boots is known to settle it"
-    return f"{plural(more, 'more boot')} would settle it" if more <= FAR else f"over {FAR} more boots would settle it"
+    if more > MOST_MORE:
+        return f"over {MOST_MORE} more boots would settle it, so near the tolerance is the spread"
+    return f"{plural(more, 'more boot')} would settle it"
 
 
 # --- one sentence a variant ----------------------------------------------------------------------------------------
