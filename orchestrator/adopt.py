@@ -48,7 +48,14 @@ def unset_of(folder: Path, variant: str) -> tuple[str, ...]:
         return ()
 
 
-def adopt(records: Sequence[AnyRecord], verdicts: Verdicts, variant: str, *, unset_env: Sequence[str] = ()) -> Adoption:
+def adopt(
+    records: Sequence[AnyRecord],
+    verdicts: Verdicts,
+    variant: str,
+    *,
+    unset_env: Sequence[str] = (),
+    force: bool = False,
+) -> Adoption:
     """Make the drop-in of one variant.
 
     Args:
@@ -56,9 +63,10 @@ def adopt(records: Sequence[AnyRecord], verdicts: Verdicts, variant: str, *, uns
         verdicts: What its boots say.
         variant: Which one.
         unset_env: Variables that the variant takes away from production's environment.
+        force: Also of a variant that is rejected, or that no boot speaks for.
 
     Raises:
-        UsageError: the experiment has no such variant.
+        UsageError: the experiment has no such variant, or speaks against it.
         LedgerError: the ledger does not hold production's command, or not the variant's.
     """
     campaign = next((record for record in reversed(records) if isinstance(record, CampaignStarted)), None)
@@ -71,6 +79,8 @@ def adopt(records: Sequence[AnyRecord], verdicts: Verdicts, variant: str, *, uns
     measured = campaign.commands.get(variant) or (boot.command if boot is not None else ())
     if not measured:
         raise LedgerError(f"the ledger does not hold the command of {variant}")
+    if not force:
+        _refuse(verdicts, variant)
     argv = as_production(campaign.base_command, measured, keep_program=campaign.rehearsal)
     env = {} if boot is None else _environment(boot)
     unit = campaign.production.unit if campaign.production is not None else "UNIT.service"
@@ -147,6 +157,17 @@ def _environment(boot: BootStarted) -> dict[str, str]:
     caches = ENGINES["vllm"].cold_env("/")
     kept = {name: value for name, value in boot.env.items() if name not in caches and not name.startswith(_OURS)}
     return redact_env(kept)
+
+
+def _refuse(verdicts: Verdicts, variant: str) -> None:
+    """No drop-in of what must not run in production, or of what nobody has measured."""
+    own = next((one for one in verdicts.variants if one.name == variant), None)
+    hint = "--force prints the drop-in all the same"
+    if own is None or own.boots == 0:
+        what = f"{variant} has no boot that counts in {verdicts.experiment}: there is nothing to go by"
+        raise UsageError(what, hint=f"boot it first; {hint}")
+    if own.verdict == "REJECTED":
+        raise UsageError(f"{variant} is REJECTED in {verdicts.experiment}: {own.sentence}", hint=hint)
 
 
 def _warnings(verdicts: Verdicts, variant: str, unit: str, words: Sequence[str], *, same: bool) -> list[str]:

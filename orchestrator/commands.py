@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from functools import wraps
@@ -50,7 +51,7 @@ from orchestrator.matrix import find_experiment, load_matrix, parse_boots, selec
 from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_problems
 from orchestrator.options import told as option_help
 from orchestrator.plan import PLAN_FILE, read_plan
-from orchestrator.progress import Listener, PlainListener
+from orchestrator.progress import Listener, PlainListener, hours
 from orchestrator.records import AnyRecord, CampaignStarted, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
@@ -125,12 +126,24 @@ def _kept(folder: Path) -> tuple[tuple[AnyRecord, ...], Series]:
     return records, verdict.series_from_records(records, plan=plan)
 
 
+def _tell_which(folder: Path, series: Series, *, named: bool) -> None:
+    """Says on standard error which experiment is read, its box and its age; the newest may be a surprise."""
+    age = max(0.0, time.time() - (folder / RECORDS).stat().st_mtime)
+    others = len(list(folder.parent.glob(f"*/{RECORDS}")))
+    newest = "" if named or others < 2 else f"; the newest of {others} in {folder.parent}, --experiment takes another"
+    stamp = ", REHEARSAL" if series.rehearsal else ""
+    _say(f"experiment {folder.name} on box {series.box}{stamp}, last written {hours(age)} ago{newest}")
+
+
 def _judged(folder: Path) -> Verdicts | None:
     return verdict.judge(_series(folder)) if (folder / RECORDS).exists() else None
 
 
-def _experiment(folder: Path) -> side_by_side.Experiment:
+def _experiment(folder: Path, *, tell: bool | None = None) -> side_by_side.Experiment:
+    """For a comparison; told where `tell` says whether it was named."""
     records, series = _kept(folder)
+    if tell is not None:
+        _tell_which(folder, series, named=tell)
     return side_by_side.experiment(folder.name, series, records)
 
 
@@ -277,10 +290,12 @@ def report_(
     """Ledger to verdicts and report, in every format; needs no box."""
     folder = find_experiment(Path(out), experiment)
     if compare is not None:
-        pairs = side_by_side.pairs(compare, _experiment(folder), lambda name: _other(Path(out), name))
+        first = _experiment(folder, tell=experiment is not None)
+        pairs = side_by_side.pairs(compare, first, lambda name: _other(Path(out), name))
         print("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
         return OK
     records, series = _kept(folder)
+    _tell_which(folder, series, named=experiment is not None)
     if explain is not None:
         print(verdict.explain(series, explain))
         return OK
@@ -315,7 +330,9 @@ def gate(
     claim: str | None = None,
 ) -> int:
     """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or a claim, or against a baseline."""
-    series = _series(find_experiment(Path(out), experiment))
+    folder = find_experiment(Path(out), experiment)
+    series = _series(folder)
+    _tell_which(folder, series, named=experiment is not None)
     before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
     code, sentence = judge_gate(series, baseline=before, claim=claim)
     print(sentence)
@@ -441,6 +458,7 @@ def box_helper(_context: Context, box: str | None = None, matrix: str = DEFAULT_
         variant="which one",
         experiment=NEWEST,
         print="print the difference and the drop-in; nothing is ever written",
+        force="also for a variant that is rejected, or that has no boot that counts",
     ),
 )
 @command(unexpected=USAGE)
@@ -450,14 +468,16 @@ def adopt(
     experiment: str | None = None,
     out: str = DEFAULT_OUT,
     print_: bool = False,
+    force: bool = False,
 ) -> int:
     """The drop-in that makes a variant production, as a difference to the unit's command; writes nothing."""
     if variant is None or not print_:
         raise UsageError("adopt needs a variant, and only prints", hint=f"`{program()} adopt spec-1 --print`")
     folder = find_experiment(Path(out), experiment)
     records, series = _kept(folder)
+    _tell_which(folder, series, named=experiment is not None)
     verdicts = verdict.judge(series)
-    made = make_adoption(records, verdicts, variant, unset_env=unset_of(folder, variant))
+    made = make_adoption(records, verdicts, variant, unset_env=unset_of(folder, variant), force=force)
     for warning in made.warnings:
         _say(f"WARNING {warning}")
     print(f"{made.diff}\n\n# {made.path}\n{made.text}", end="")

@@ -336,7 +336,7 @@ def next_lines(matrix: Matrix, source: Source, path: Path, *, tool: str, options
         yield f"next: {tool} doctor{options}, then {tool} plan{options}"
         return
     real = next(name for name, box in matrix.boxes.items() if not box.rehearsal)
-    yield f"fill in: `host:` of the box `{real}` in {path}, an alias of your ssh config; look at its `unit:` and `port:`"
+    yield f"fill in: `host:` of box `{real}` in {path}, an alias of your ssh config; look at its `unit:` and `port:`"
     yield f"next: {tool} doctor{options} --box {real}, then {tool} plan{options} --box {real}"
     yield f"without the box, a rehearsal of it on this machine: {tool} matrix{options} --boots 3"
 

@@ -150,9 +150,27 @@ def test_the_variants_environment_goes_with_it_and_ours_does_not():
 )
 def test_what_speaks_against_it_is_said(judged, words):
     commands = {"spec-1": measured(Variant(name="spec-1", set={"spec-tokens": 1}))}
-    made = adopt((campaign(commands),), judged, "spec-1")
+    made = adopt((campaign(commands),), judged, "spec-1", force=True)
     assert len(made.warnings) == 1
     assert all(word in made.warnings[0] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("judged", "words"),
+    [
+        (
+            verdicts(answer="REJECTED", winner="no-spec"),
+            r"spec-1 is REJECTED in gwen: spec-1 is REJECTED\.[\s\S]*--force",
+        ),
+        (verdicts(name="other"), r"no boot that counts in gwen[\s\S]*boot it first; --force"),
+    ],
+)
+def test_what_is_rejected_or_was_never_booted_is_printed_only_by_force(judged, words):
+    given = (campaign({"spec-1": measured(Variant(name="spec-1", set={"spec-tokens": 1}))}),)
+    with pytest.raises(UsageError, match=words) as refused:
+        adopt(given, judged, "spec-1")
+    assert refused.value.exit_code == 4
+    assert "--spec-tokens 1" in adopt(given, judged, "spec-1", force=True).text
 
 
 def test_a_hidden_secret_is_not_adopted_in_silence():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import orjson
 import pytest
 from invoke.context import Context
+from report_samples import sample
 
 from orchestrator import commands
 
@@ -130,6 +135,29 @@ def test_every_option_of_every_command_says_what_it_is():
     for name, task in commands.NAMESPACE.tasks.items():
         for argument in task.get_arguments():
             assert argument.help, (name, argument.name)
+
+
+@pytest.mark.parametrize("task", [commands.gate, commands.report_, commands.adopt])
+def test_the_newest_of_several_experiments_is_named_with_its_box_and_age_and_a_named_one_too(task, tmp_path, capsys):
+    whole = sample()
+    for name, age_s in (("gwen", 7200), ("story", 60)):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = b"".join(
+            orjson.dumps(one.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE) for one in whole.records
+        )
+        (folder / "records.jsonl").write_bytes(lines)
+        os.utime(folder / "records.jsonl", (time.time() - age_s,) * 2)
+    words = {"variant": "spec-1", "print_": True} if task is commands.adopt else {}
+    for named, told in (
+        (None, f"ago; the newest of 2 in {tmp_path}, --experiment takes another"),
+        ("gwen", "last written 2 h 00 min ago"),
+    ):
+        with suppress(SystemExit):  # the gate has its answer as an exit code
+            task(Context(), out=str(tmp_path), experiment=named, **words)
+        first = capsys.readouterr().err.splitlines()[0]
+        assert first.startswith(f"experiment {named or 'story'} on box rehearsal, REHEARSAL, last written ")
+        assert first.endswith(told)
 
 
 def test_the_seeds_tables_give_the_seeds_verdicts():
