@@ -43,7 +43,13 @@ FULL_DISK_MIB = 16
 # An engine may even hang while it writes to such a journal; a slow one has not written anything yet.
 SILENCE_S = 10.0
 SILENT = "the journal is silent: not one entry since the start"
-STOPPED = ("stopped_from_outside", "benign_shutdown", "benign_shutdown_slow")
+# By the journal's answer: what somebody else did, and the variant has no part in.
+SOMEBODY = {
+    "stopped_from_outside": "stopped the unit",
+    "benign_shutdown": "stopped the unit",
+    "benign_shutdown_slow": "stopped the unit",
+    "port_in_use": "took the engine's port",
+}
 
 
 def cycle(planned: Planned, launch: Launch, rig: Rig) -> Iterator[AnyRecord]:
@@ -163,8 +169,8 @@ class _Boot:
         if not watch.seen and time.monotonic() - self.begun > SILENCE_S:
             return SILENT
         cause = watch.answer().cause
-        if cause in STOPPED:
-            return f"somebody else stopped the unit ({cause})"
+        if cause in SOMEBODY:
+            return f"somebody else {SOMEBODY[cause]} ({cause})"
         with suppress(BoxError):
             if suspended := facts.suspended(self.life.rig.transport, self.life.rig.service.pids()):
                 return f"somebody suspended its processes: {suspended}"
@@ -346,6 +352,7 @@ class _Boot:
             base_url=base_url, model=self.life.launch.model, api_key=self.life.launch.api_key or self.life.rig.api_key
         )
         self.life.identity = self.life.check_unit()
+        self.check_listener()
         self.check_command()
         if not self.life.watch.seen:
             raise Ending("disturbed", SILENT)
@@ -374,9 +381,15 @@ class _Boot:
         )
         return {} if added_ms is None else {"forward_ms": round(added_ms, 3)}
 
+    def check_listener(self) -> None:
+        """What answers is the engine that we started: a stranger on its port would be measured in its place."""
+        rig, port = self.life.rig, self.life.launch.port
+        if facts.listens(rig.transport, port, rig.service.pids()) is False:
+            raise Ending("disturbed", f"another program than the engine answers on port {port}")
+
     def check_command(self) -> None:
         """What really runs is what the matrix asked for."""
-        argv, _env = self.life.rig.service.effective()
+        argv = self.life.rig.service.command()
         if argv and argv != self.life.launch.argv:
             runs, asked = redact_argv(argv), redact_argv(self.life.launch.argv)
             extra = [word for word in runs if word not in asked]

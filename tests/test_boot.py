@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Bench:
     temperature_c: int | None = None
     prompts: PromptFile | None = None
     seen: list[AnyRecord] = field(default_factory=list)
+    stranger: subprocess.Popen[bytes] | None = None
 
     def launch(self, tokens: int, **flags: Any) -> Launch:
         unit = self.service.describe()

@@ -153,6 +153,25 @@ def test_listening_ports_are_those_of_both_families_and_not_the_connected_ones()
     assert facts.parse_listening(read("proc_net_tcp.txt")) == {8000, 22, 8888}
 
 
+LISTENER = "   0: 0100007F:4A37 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 5521 1 0 100"
+
+
+@pytest.mark.parametrize(
+    ("files", "ours"),
+    [
+        ("uid 1000\nlrwx------ 1 a a 64 Nov 30 21:00 7 -> socket:[5521]", True),
+        ("uid 1000\nlrwx------ 1 a a 64 Nov 30 21:00 7 -> socket:[55210]", False),
+        ("uid 1000\nhidden", None),
+        ("uid 997\nhidden", False),
+        ("uid 0\nlrwx------ 1 a a 64 Nov 30 21:00 7 -> socket:[1]\nuid 1000\nhidden", None),
+        ("", False),
+    ],
+)
+def test_a_port_is_ours_when_its_socket_is_among_our_processes_files_and_a_strangers_by_its_user(files, ours):
+    assert facts.parse_listener(f"  sl  local_address rem_address st\n{LISTENER}\n{files}\n", 18999) is ours
+    assert facts.parse_listener(f"{LISTENER}\n{files}\n", 19000) is None
+
+
 @pytest.mark.parametrize(
     ("program", "word"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from test_boot import DEADLINES, Bench, bench
 
 from orchestrator import boot as boot_room
@@ -15,7 +17,7 @@ from orchestrator import exercise, life
 from orchestrator.box import facts
 from orchestrator.hangs import HANGS, LATE, page
 from orchestrator.matrix import Deadlines
-from orchestrator.records import STEPS
+from orchestrator.records import STEPS, StepEnded
 
 ROOT = Path(__file__).parent.parent
 __all__ = ["bench"]
@@ -40,6 +42,37 @@ while True:
 def launch_of(bench: Bench, kind: str):
     argv = (sys.executable, "-c", SERVER, str(bench.port), kind)
     return replace(bench.launch(1), argv=argv)
+
+
+def squatter(bench: Bench, kind: str):
+    """Takes the boot's port as soon as the slate was clean; ends with the test."""
+
+    def take(record) -> None:
+        if isinstance(record, StepEnded) and record.name == "clean_slate":
+            argv = (sys.executable, "-c", SERVER, str(bench.port), kind)
+            bench.stranger = subprocess.Popen(argv, stdout=subprocess.PIPE)
+            assert bench.stranger.stdout is not None
+            assert bench.stranger.stdout.readline() == b"here\n"
+
+    return take
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("healthy", "another program than the engine answers on port {port}"),
+        ("mute", "somebody else took the engine's port (port_in_use)"),
+    ],
+)
+def test_a_stranger_on_the_engines_port_is_not_measured_and_blames_no_variant(bench, kind, why):
+    try:
+        bench.boot(bench.launch(1), at=squatter(bench, kind))
+    finally:
+        bench.stranger.kill()
+        bench.stranger.communicate()
+    assert (bench.end.boot_outcome, bench.end.step) == ("disturbed", "ready")
+    assert bench.end.why == why.format(port=bench.port)
+    assert bench.trials == []
 
 
 def test_a_server_that_never_answers_health_is_not_ready_by_its_deadline(bench):

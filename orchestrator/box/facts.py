@@ -479,6 +479,45 @@ def parse_listening(text: str) -> frozenset[int]:
     return frozenset(int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == _LISTEN)
 
 
+_SOCKETS = r"""
+cat /proc/net/tcp /proc/net/tcp6 2>/dev/null
+for pid; do
+  stat -c 'uid %u' "/proc/$pid" 2>/dev/null || continue
+  ls -l "/proc/$pid/fd" 2>/dev/null || echo hidden
+done
+"""
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+def listens(transport: Transport, port: int, pids: Sequence[int]) -> bool | None:
+    """Whether one of these processes listens on a port, and not a stranger; None where the box does not tell."""
+    script = ("sh", "-c", _SOCKETS, "coldboot", *map(str, pids))
+    return parse_listener(transport.run(script, timeout_s=FACTS_S).stdout, port)
+
+
+def parse_listener(text: str, port: int) -> bool | None:
+    """Whether a listener on the port is among the sockets of processes, by /proc/net/tcp and the processes' files.
+
+    Where another user's files are hidden, a listener of none of their users is a stranger; of the same, nobody knows.
+    Where no process is left, whoever listens is one.
+    """
+    listeners: dict[str, str] = {}
+    sockets: set[str] = set()
+    users: set[str] = set()
+    for line in text.splitlines():
+        row = line.split()
+        if len(row) > 9 and row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port:
+            listeners[row[9]] = row[7]
+        elif row[:1] == ["uid"]:
+            users.add(row[1])
+        sockets.update(_SOCKET.findall(line))
+    if not listeners:
+        return None
+    if sockets & listeners.keys():
+        return True
+    return None if "hidden" in text.splitlines() and users & set(listeners.values()) else False
+
+
 _SUSPENDED = r"""
 for pid; do
   { IFS= read -r stat <"/proc/$pid/stat"; } 2>/dev/null || continue
