@@ -19,7 +19,7 @@ from orchestrator.records import (
     Series,
     TrialEnded,
 )
-from orchestrator.report import build_view, commands, evidence, figures, wall, words
+from orchestrator.report import FORMATS, build_view, commands, evidence, figures, plain, wall, words
 from orchestrator.report.model import Table
 
 
@@ -45,6 +45,30 @@ def table_of(view, key, title):
 def test_the_answer_names_winner_doubt_rejections_and_what_production_is(view):
     assert view.headline == "spec-1 wins, provisionally; 3 of 5 variants are rejected."
     assert "Production, spec-3, is itself REJECTED (cold_boot_fatal)" in view.sureness[0]
+
+
+def test_no_word_of_a_provisional_report_denies_another():
+    # 3 of 3 boots agree, which is too few to vouch: neither is the winner "undecided", nor are there "too few to say".
+    made = sample()
+    page, comment = (FORMATS[name](made.view()) for name in ("report.html", "report.md"))
+    assert "4 of 4 cells not yet vouched for (six boots at least)" in made.verdicts.sentence
+    for text in (page, comment):
+        assert "3 of 3 agree" in text
+        assert "not yet vouched for: it takes six boots at least" in text
+        assert "it stands unless the boots are shown to disagree" in text
+        assert "undecided" not in text
+        assert "too few boots to say" not in text
+
+
+def test_a_variant_without_a_boot_is_not_booted_yet():
+    made = sample()
+    without = made.series.model_copy(update={"boots": tuple(b for b in made.series.boots if b.variant != "spec-8")})
+    told = verdict.judge(without)
+    assert next(one.verdict for one in told.variants if one.name == "spec-8") == "UNDECIDED"  # verdicts.json as ever
+    view = build_view((), without, told)
+    for text in (FORMATS["report.html"](view), FORMATS["report.md"](view), plain(told)):
+        assert "not booted yet" in text
+        assert "UNDECIDED" not in text.rpartition("</style>")[2]
 
 
 def test_every_agreement_says_what_it_is_worth(view):

@@ -161,7 +161,7 @@ def test_no_boot_is_an_answer_too():
     assert (variants["a"].verdict, variants["a"].boots, variants["a"].failure_rate) == ("UNDECIDED", 0, None)
     assert (verdicts.winner, verdicts.provisional) == (None, None)
     assert verdicts.sentence == "Nothing wins: no variant that is not rejected has a valid value."
-    assert variants["a"].sentence == "a is undecided: no boot of it has ended."
+    assert variants["a"].sentence == "a is not booted yet."
 
 
 def test_no_variant_at_all():

@@ -294,7 +294,7 @@ def test_a_look_in_the_middle_of_a_fixed_plan_is_said_to_be_undeclared():
     plan = fixed_plan(6)
     early = judged_plan(plan, lambda _v, _b: 100.0, blocks=2)
     assert early.undeclared_look is not None
-    assert "after 4 of 12 planned boots, was not declared" in early.undeclared_look
+    assert "an early look, after 4 of 12 planned boots" in early.undeclared_look
     assert early.undeclared_look[1:] in early.sentence
     assert judged_plan(plan, lambda _v, _b: 100.0).undeclared_look is None
 

@@ -132,13 +132,19 @@ def _verdicts(view: View) -> Iterator[str]:
         name = f"**{escape(verdict.name)}**{' (production)' if variant.production else ''}"
         reasons = "<br>".join(escape(reason) for reason in verdict.reasons)
         rows.append(
-            (name, f"{ICONS[verdict.verdict]} {verdict.verdict}", *cells, f"{verdict.boots}{died}", reasons or "–")
+            (
+                name,
+                f"{ICONS[verdict.verdict]} {words.answer(verdict)}",
+                *cells,
+                f"{verdict.boots}{died}",
+                reasons or "–",
+            )
         )
     columns = ("variant", "verdict", *(f"tok/s at {level}" for level in levels), "boots", "reasons")
     yield _rows(columns, rows, frozenset(range(2, 3 + len(levels))))
     note = f" `{meant}`." if (meant := words.level_note(levels)) else ""
     yield (
-        "<sub>`=` the boots reproduce; `?` too few boots to say; `≠` they do not reproduce: they stand one by one, and "
+        f"<sub>`=` the boots reproduce; `?` {words.OPEN}; `≠` they do not reproduce: they stand one by one, and "
         f"no mean exists.{note}</sub>"
     )
     yield "\n".join(f"- {escape(one.verdict.sentence)}" for one in view.variants if one.verdict.sentence)

@@ -52,7 +52,7 @@ def table(verdicts: Verdicts, lost: Lost | None = None) -> RenderableType:
             for length in lengths
         ]
         died = f", {variant.boots_failed} died" if variant.boots_failed else ""
-        answer = Text(variant.verdict, style=_STYLES[variant.verdict])
+        answer = Text(words.answer(variant), style=_STYLES[variant.verdict])
         if variant.verdict == "WINNER" and verdicts.provisional:
             answer.append("\nprovisional", style="dim")
         told = [[Text("–" if length is None else f"{length}")] if prompts else [] for length in lengths]
@@ -103,7 +103,7 @@ def reasons(verdicts: Verdicts) -> RenderableType:
     grid.add_column("verdict", no_wrap=True)
     grid.add_column("why", overflow="fold")
     for variant in words.by_rank(verdicts.variants):
-        answer = Text(variant.verdict, style=_STYLES[variant.verdict])
+        answer = Text(words.answer(variant), style=_STYLES[variant.verdict])
         if variant.verdict == "WINNER" and verdicts.provisional:
             answer.append("\nprovisional", style="dim")
         why = words.clean(variant.sentence).removeprefix(f"{words.clean(variant.name)} ")

@@ -292,7 +292,10 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
         for cell in variant.cells
         if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
     ]
-    sentences = ["Each mark is one boot. A bar is the 95 % interval of the cell, drawn only where boots agree."]
+    sentences = [
+        "Each mark is one boot.",
+        "A bar is the 95 % interval of the cell; it stands unless the boots are shown to disagree.",
+    ]
     if refuted:
         said = words.listing(refuted)
         sentences.append(f"Boots disagree beyond the tolerance in {words.plural(len(refuted), 'cell')}: {said}.")

@@ -35,8 +35,10 @@ REASONS: dict[str, str] = {
 REPRODUCIBILITY: dict[Reproducibility, str] = {
     "REPRODUCES": "reproduces",
     "DOES_NOT_REPRODUCE": "does not reproduce",
-    "UNDECIDED": "undecided",
+    "UNDECIDED": "not yet vouched for",
 }
+# What a mark beside a value means; `=` and `≠` are told where they stand.
+OPEN = "not yet vouched for: it takes six boots at least, and a spread surely within the tolerance"
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -99,6 +101,11 @@ def plural(count: int, noun: str) -> str:
 def by_rank(variants: Sequence[VariantVerdict]) -> tuple[VariantVerdict, ...]:
     """The winner first, the rejected last; within one answer by objective, else in the order of the file."""
     return tuple(sorted(variants, key=lambda v: (_RANK[v.verdict], -(v.objective or 0.0))))
+
+
+def answer(variant: VariantVerdict) -> str:
+    """A variant's verdict as it is shown: one of which no boot has ended is not `UNDECIDED` but not booted yet."""
+    return "not booted yet" if variant.verdict == "UNDECIDED" and variant.boots == 0 else variant.verdict
 
 
 def agreement(cell: CellVerdict) -> str | None:

@@ -130,8 +130,10 @@ def _undeclared(plan: Plan | None, boots: Iterable[_Boot]) -> str | None:
     left = sum((one.block, one.variant, one.cache) not in done for one in plan.boots_planned)
     early = f"after {len(plan.boots_planned) - left} of {len(plan.boots_planned)} planned boots"
     if left:
-        declared = "the plan's only look is at its end, and acting on this one costs error rate"
-        return f"this look, {early}, was not declared: {declared}"
+        return (
+            f"an early look, {early}: the plan looks once, at its end, and what is acted on before is wrong more often "
+            "(docs/statistics.md)"
+        )
     if plan.extended_from:
         before = ", ".join(map(str, plan.extended_from))
         return (

@@ -93,6 +93,8 @@ def variant_sentence(derived: Derivation, case: Case) -> str:
         return f"{case.name} is rejected: {'; '.join(_reasons(derived, case))}."
     if answer == "WINNER":
         return _winner(derived, case)
+    if answer == "UNDECIDED" and not case.boots:
+        return f"{case.name} is not booted yet."
     if answer == "UNDECIDED":
         return f"{case.name} is undecided: {_unranked(derived, case)}."
     return _compared(derived, case, dominated=answer == "DOMINATED")
@@ -187,7 +189,8 @@ def _assurance(case: Case) -> str:
     wanted = [cell.more_boots for cell in open_cells]
     known = [more for more in wanted if more is not None]
     advice = f", {further(max(known))}" if len(known) == len(wanted) else ""
-    return f"{len(open_cells)} of {plural(len(case.cells), 'cell')} undecided{advice}{slow}"
+    few = " (six boots at least)" if fewest < stats.MIN_VOUCH else ""
+    return f"{len(open_cells)} of {plural(len(case.cells), 'cell')} not yet vouched for{few}{advice}{slow}"
 
 
 def _compared(derived: Derivation, case: Case, *, dominated: bool) -> str:
@@ -244,7 +247,7 @@ def failures(case: Case) -> int:
 
 def _unranked(derived: Derivation, case: Case) -> str:
     if not case.boots:
-        return "no boot of it has ended"
+        return "not booted yet"
     if not case.has_value:
         lost = failures(case)
         told = f", and {lost} did not complete ({_causes(case.boots)})" if lost else ""
