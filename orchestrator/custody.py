@@ -281,7 +281,7 @@ def prove_back(
     pause = threading.Event()
     missing = "it is not active"
     while time.monotonic() < end:
-        argv = service.effective()[0] if service.state().active_state == "active" else ()
+        argv = service.command() if service.state().active_state == "active" else ()
         if argv:
             same = not was.command or argv == was.command
             missing = "it does not serve yet" if same else f"another command runs: {' '.join(redact_argv(argv))}"

@@ -189,7 +189,7 @@ def test_production_under_another_command_is_not_back(monkeypatch):
     service: Any = SimpleNamespace(
         name="v.service",
         state=lambda: UnitState("active", "running", 1, "i", 0, None, None),
-        effective=lambda: (("vllm", "serve", "--api-key", "sesame"), {}),
+        command=lambda: ("vllm", "serve", "--api-key", "sesame"),
     )
     was = ProductionState(unit="v.service", active=True, command=COMMAND)
     with pytest.raises(RestoreFailed, match="another command runs") as told:

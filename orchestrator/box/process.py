@@ -288,6 +288,10 @@ class ProcessService:
         """See `Service.ours`."""
         return self._standing is None or self.state().main_pid != self._standing.pid
 
+    def command(self) -> tuple[str, ...]:
+        """See `Service.command`."""
+        return self.effective()[0]
+
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this

@@ -89,6 +89,12 @@ done
 "$@" show -p MainPID --value -- "$unit" | grep -vx 0
 exit 0
 """
+_COMMAND = r"""
+unit=$1; shift
+pid=$("$@" show -p MainPID --value -- "$unit") || exit 1
+[ "${pid:-0}" = 0 ] || cat "/proc/$pid/cmdline" 2>/dev/null
+exit 0
+"""
 _EFFECTIVE = r"""
 unit=$1 cut=$2 file=$3 helper=$4; shift 4
 pid=$("$@" show -p MainPID --value -- "$unit") || exit 1
@@ -412,6 +418,15 @@ class SystemdService:
         """See `Service.ours`: our drop-in is there."""
         return self._look()[1]
 
+    def command(self) -> tuple[str, ...]:
+        """See `Service.command`. It needs nothing of root: each boot asks it."""
+        return self._argv(self._sh(_COMMAND, self.name, *self._ctl))
+
+    def _argv(self, cmdline: str) -> tuple[str, ...]:
+        known = [each.argv for each in (self._launch, self._facts) if each is not None]
+        argv = read_argv(cmdline, ())
+        return next((each for each in known if read_argv(cmdline, each) == each), argv)
+
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """See `Service.effective`. Where /proc/PID/environ may not be read, what systemd was told stands for it."""
         cut = uuid.uuid4().hex  # an argument may hold anything, but not this
@@ -424,9 +439,7 @@ class SystemdService:
             # Our own file is root's alone; what we wrote into it is known here.
             told |= self._launch.env
         env = read_environ(environ) or told
-        known = [each.argv for each in (self._launch, self._facts) if each is not None]
-        argv = read_argv(cmdline, ())
-        return next((each for each in known if read_argv(cmdline, each) == each), argv), env
+        return self._argv(cmdline), env
 
     # --- what we do ------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,9 @@ class Service(Protocol):
     def ours(self) -> bool:
         """Whether what runs now, if anything does, is a variant and not production."""
 
+    def command(self) -> tuple[str, ...]:
+        """The argument vector of its main process, from /proc; empty where it cannot be read."""
+
     def effective(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The argument vector and environment of its main process, from /proc; empty where they cannot be read."""
 
