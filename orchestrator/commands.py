@@ -103,6 +103,10 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
     return wrap
 
 
+# Counters over a whole trial, warm-up and all: for who looks into the ledger himself, in no verdict and no report.
+_UNREAD = ("whole",)
+
+
 def _series(folder: Path) -> Series:
     return _kept(folder)[1]
 
@@ -110,7 +114,7 @@ def _series(folder: Path) -> Series:
 def _kept(folder: Path) -> tuple[tuple[AnyRecord, ...], Series]:
     """The records of an experiment, and the series that they make."""
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
-    kept = contents(folder)
+    kept = contents(folder, without=_UNREAD)
     records = kept.records
     if kept.torn:
         _say(

@@ -12,12 +12,12 @@ import fcntl
 import gc
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -41,11 +41,14 @@ class Contents:
     torn: bytes
 
 
-def _record(line: bytes) -> AnyRecord | None:
+def _record(line: bytes, without: Iterable[str] = ()) -> AnyRecord | None:
     try:
-        return RECORD.validate_python(orjson.loads(line))
-    except (orjson.JSONDecodeError, ValidationError):
-        return None
+        data = orjson.loads(line)
+        for name in without:
+            data.pop(name, None)
+        return RECORD.validate_python(data)
+    except (orjson.JSONDecodeError, ValidationError, AttributeError, TypeError):
+        return None  # what has no keys to leave out is no record
 
 
 def parse(data: bytes, name: str = RECORDS) -> Contents:
@@ -58,7 +61,7 @@ def parse(data: bytes, name: str = RECORDS) -> Contents:
         LedgerError: a line before the last one is no record; names the line.
     """
     with _no_collector():
-        return _parse(data, name)
+        return _parse(io.BytesIO(data), name)
 
 
 @contextmanager
@@ -77,39 +80,44 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(data: bytes, name: str) -> Contents:
+def _parse(file: BinaryIO, name: str, without: Iterable[str] = ()) -> Contents:
     records: list[AnyRecord] = []
     position = 0
     bad: tuple[int, int] | None = None
-    for number, raw in enumerate(io.BytesIO(data), start=1):
-        end = position + len(raw)
-        record = _record(raw) if raw.endswith(b"\n") else None
+    torn = b""
+    for number, raw in enumerate(file, start=1):
         if bad is not None:
+            torn += raw
             if not raw.strip(b"\x00\r\n "):
                 continue
             raise LedgerError(
                 f"{name}:{bad[1]}: not a record of this version, and more records follow it",
                 hint="restore the file from a copy, or begin afresh with --new",
             )
+        record = _record(raw, without) if raw.endswith(b"\n") else None
         if record is None:
-            bad = (position, number)
+            bad, torn = (position, number), raw
         else:
             records.append(record)
-        position = end
-    whole = len(data) if bad is None else bad[0]
-    return Contents(tuple(records), whole, data[whole:])
+        position += len(raw)
+    return Contents(tuple(records), position if bad is None else bad[0], torn)
 
 
-def contents(folder: Path) -> Contents:
-    """What the ledger of an experiment's folder holds; nothing when there is none yet."""
+def contents(folder: Path, *, without: Iterable[str] = ()) -> Contents:
+    """What the ledger of an experiment's folder holds; nothing when there is none yet.
+
+    Args:
+        folder: The experiment's.
+        without: Keys of records that the reader has no use for; they are as if they had not been written.
+    """
     path = folder / RECORDS
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file, _no_collector():
+            return _parse(file, str(path), without)
     except FileNotFoundError:
         return Contents((), 0, b"")
     except OSError as error:
         raise LedgerError(f"{path}: {error.strerror}") from error
-    return parse(data, str(path))
 
 
 def read(folder: Path) -> tuple[AnyRecord, ...]:
@@ -190,13 +198,13 @@ class Ledger:
             ) from error
 
     def _open(self) -> tuple[AnyRecord, ...]:
-        contents = parse(self.path.read_bytes(), str(self.path))
-        if contents.torn:
+        held = contents(self.folder)
+        if held.torn:
             count = len(tuple(self.folder.glob("records.torn-*")))
             self.set_aside = self.folder / f"records.torn-{count + 1}"
-            write_private(self.set_aside, contents.torn)
-            os.ftruncate(self._fd, contents.whole_bytes)
-        return contents.records
+            write_private(self.set_aside, held.torn)
+            os.ftruncate(self._fd, held.whole_bytes)
+        return held.records
 
     @property
     def outline(self) -> tuple[AnyRecord, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.records import Deltas, Quantiles, RequestTiming, Rulers
@@ -145,10 +145,10 @@ def with_logger(rulers: Rulers, samples: Iterable[tuple[float, float]], window: 
     ordered = sorted(samples)
     inside = [rate for at, rate in ordered if window.started_at < at <= window.ended_at]
     if inside:
-        return rulers.model_copy(update={"logger": sum(inside) / len(inside)})
+        return replace(rulers, logger=sum(inside) / len(inside))
     after = bisect_right([at for at, _ in ordered], window.ended_at)
     reaches = 0 < after < len(ordered) and ordered[after - 1][0] < window.ended_at
-    return rulers.model_copy(update={"logger": ordered[after][1] if reaches else None})
+    return replace(rulers, logger=ordered[after][1] if reaches else None)
 
 
 # --- quantiles -------------------------------------------------------------------------------------------------------
