@@ -501,6 +501,7 @@ def adopt(
         "experiment",
         "matrix",
         budget="say what this time buys, as 3h",
+        commands="every variant's own commands in whole, as a dry run prints them",
         new="as if beginning afresh",
     ),
 )
@@ -517,9 +518,10 @@ def plan_(
     out: str = DEFAULT_OUT,
     experiment: str | None = None,
     new: bool = False,
+    commands: bool = False,
     matrix: str = DEFAULT_MATRIX,
 ) -> int:
-    """The boots in order, the commands of each step, hours by step, and what a budget buys; changes nothing."""
+    """What each variant changes, the steps and the order of boots, what a budget buys, the hours; changes nothing."""
     with all_problems() as check:
         options = survey.Options(
             matrix=Path(matrix),
@@ -534,7 +536,7 @@ def plan_(
             budget_s=check(option.seconds, "budget", budget),
             new=new,
         )
-    print(outlook.show(options, _judged))
+    print(outlook.show(options, _judged, every=commands))
     return OK
 
 

@@ -1,42 +1,47 @@
-"""`invoke plan` and `invoke matrix --dry-run`: the boots in order, the commands of each step, hours, and the budget.
+"""`invoke plan` and `invoke matrix --dry-run`: the commands of each step, the boots in order, the budget, the hours.
 
 A look at the box that changes nothing, in words.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import forecast, survey
 from orchestrator.box import caches
-from orchestrator.box.engines import Launch
+from orchestrator.box.engines import Launch, differences
 from orchestrator.box.services import own_caches
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import Action
 from orchestrator.forecast import Bought, Forecast
 from orchestrator.progress import hours
 from orchestrator.records import STEPS, Verdicts
-from orchestrator.redact import redact_argv
+from orchestrator.redact import redact_argv, redact_env
 from orchestrator.survey import Design, Options, Site
 
 Judge = Callable[[Path], Verdicts | None]
 """What an experiment's folder says so far; None before its first boot."""
 
 
-def show(options: Options, judge: Judge) -> str:
-    """The plan with its commands and hours, and what `--budget` buys of it."""
+def show(options: Options, judge: Judge, *, every: bool = True) -> str:
+    """What would run, and last the hours, with what `--budget` buys of them.
+
+    `every`: the commands of every variant, as a dry run shows them; else what each changes, and those of one boot.
+    """
     design = survey.prepare(options)
     transport = connect(design.box)
     try:
         site = survey.survey(design, transport)
         found = survey.expected(design)
-        parts = [_head(design, site, found), _boots(found), _steps(design, site, found)]
+        parts = [_commands(design, site) if every else _changes(design, site)]
+        parts += [_boots(found), _steps(design, site, found)]
         if options.budget_s is not None:
             bought = forecast.buys(found, options.budget_s)
             parts.append(_budget(design, bought, options.budget_s, judge(design.folder)))
-        return "\n\n".join([*parts, _commands(design, site)])
+        return "\n\n".join(part for part in (*parts, _head(design, site, found)) if part)
     finally:
         transport.close()
 
@@ -104,21 +109,63 @@ def _waits(design: Design, site: Site) -> dict[str, str]:
     }
 
 
-def _commands(design: Design, site: Site) -> str:
-    parts = []
+def _wanted(design: Design, site: Site) -> dict[str, Launch]:
+    """The variants that are still to boot."""
     wanted = {boot.variant for boot in design.todo()}
-    for name, launch in site.launches.items():
-        if name not in wanted:
-            continue
-        lines = [
-            f"{name}: {_many(site.changes[name], 'setting')} other than production's",
-            f"  {' '.join(redact_argv(launch.argv))}",
-        ]
-        for step, actions in _step_actions(design, site, launch):
-            lines.append(f"  {step.replace('_', ' ')}:")
-            lines += [f"    {line}" for action in actions for line in action.text.splitlines()]
-        parts.append("\n".join(lines))
+    return {name: launch for name, launch in site.launches.items() if name in wanted}
+
+
+def _commands(design: Design, site: Site) -> str:
+    """Each variant's command, and those of each step of its boots."""
+    parts = []
+    for name, launch in _wanted(design, site).items():
+        lines = [f"{name}: {_difference(design, site, name)}", f"  {' '.join(redact_argv(launch.argv))}"]
+        parts.append("\n".join([*lines, *_step_lines(design, site, launch)]))
     return "\n\n".join(parts)
+
+
+def _changes(design: Design, site: Site) -> str:
+    """Production's command once, what each variant changes in it, and the steps of one boot."""
+    wanted = _wanted(design, site)
+    if not wanted:
+        return ""
+    width = max(map(len, wanted))
+    first, launch = next(iter(wanted.items()))
+    return "\n".join(
+        [
+            "production's command:",
+            f"  {' '.join(redact_argv(site.unit.argv))}",
+            "",
+            "what each variant changes in it:",
+            *(f"  {name:<{width}}  {_difference(design, site, name)}" for name in wanted),
+            "",
+            f"the steps of a boot, here of {first} (--commands has those of every variant):",
+            *_step_lines(design, site, launch),
+        ]
+    )
+
+
+def _difference(design: Design, site: Site, name: str) -> str:
+    """What a variant changes in production, as it would be typed."""
+    variant, launch = design.matrix.variant(name), site.launches[name]
+    own, left_out = differences(site.unit.argv, launch.argv)
+    given = {key: value for key, value in variant.env.items() if value is not None}
+    parts = [
+        *([f"program {shlex.join(variant.program)}"] if variant.program else []),
+        *(shlex.join(redact_argv(words)) for words in own),
+        *(f"without --{flag}" for flag in left_out),
+        *(f"{key}={shlex.quote(value)}" for key, value in redact_env(given).items()),
+        *(f"without {key}" for key, value in variant.env.items() if value is None),
+    ]
+    return ", ".join(parts) or "production as it stands"
+
+
+def _step_lines(design: Design, site: Site, launch: Launch) -> list[str]:
+    lines = []
+    for step, actions in _step_actions(design, site, launch):
+        lines.append(f"  {step.replace('_', ' ')}:")
+        lines += [f"    {line}" for action in actions for line in action.text.splitlines()]
+    return lines
 
 
 def _step_actions(design: Design, site: Site, launch: Launch) -> list[tuple[str, tuple[Action, ...]]]:

@@ -136,9 +136,30 @@ def test_the_command_prints_boots_commands_hours_and_the_budget_and_changes_noth
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_and_a_plan_say_the_same(tmp_path, capsys):
+def test_a_plan_says_each_difference_once_and_the_hours_last(tmp_path, capsys):
     words = {"boots": "1", "out": str(tmp_path), "matrix": str(fixed_port(tmp_path))}
     commands.plan_(Context(), **words)
+    said = capsys.readouterr().out
+    changes = said.partition("what each variant changes in it:\n")[2].partition("\n\n")[0]
+    assert changes.splitlines() == [
+        "  no-spec  without --spec-method, without --spec-model, without --spec-tokens",
+        "  spec-1   --spec-tokens 1",
+        "  spec-3   production as it stands",
+        "  spec-5   --spec-tokens 5",
+        "  spec-8   --spec-tokens 8",
+    ]
+    # Production's command, and that of the one boot whose steps are shown.
+    assert said.count("--gpu-memory-utilization") == 2
+    experiment, left = said.splitlines()[-2:]
+    assert experiment == "experiment gwen on box rehearsal (local), REHEARSAL"
+    assert left.startswith("5 boots left of 5, seed 1, about ")
+    commands.plan_(Context(), commands=True, **words)
+    assert capsys.readouterr().out.count("--gpu-memory-utilization") == 10
+
+
+def test_a_dry_run_and_a_plan_with_all_its_commands_say_the_same(tmp_path, capsys):
+    words = {"boots": "1", "out": str(tmp_path), "matrix": str(fixed_port(tmp_path))}
+    commands.plan_(Context(), commands=True, **words)
     plan = capsys.readouterr().out
     commands.matrix(Context(), dry_run=True, **words)
     assert capsys.readouterr().out == plan

@@ -562,6 +562,14 @@ def _flag(words: tuple[str, ...]) -> Flag:
     return Flag(name, words, (value, *words[1:]) if equals else words[1:], negated)
 
 
+def differences(base_argv: Sequence[str], argv: Sequence[str]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """What a command changes in production's, but for its place: its own flags as words, and those that it leaves out."""
+    was, now = _meanings(base_argv), _meanings(argv)
+    flags = parse_flags(split_program(argv)[1])[1]
+    own = tuple(flag.words for flag in flags if not is_place(flag.name) and was.get(flag.name) != now.get(flag.name))
+    return own, tuple(name for name in was if name not in now)
+
+
 def _meanings(argv: Sequence[str]) -> dict[str, tuple[tuple[bool, tuple[str, ...]], ...]]:
     positional, flags = parse_flags(split_program(argv)[1])
     found: dict[str, tuple[tuple[bool, tuple[str, ...]], ...]] = {}
