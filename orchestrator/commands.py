@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -318,11 +318,12 @@ def report_(
 
 @task(
     auto_shortflags=False,
+    iterable=["claim"],
     help=option_help(
         "out",
         experiment=NEWEST,
         baseline="the folder of an experiment that was good: no regression against its boots",
-        claim="as 'spec-1 >= 1.5x no-spec at 1'",
+        claim="as 'spec-1 >= 1.5x no-spec at 1'; may be given several times, and the worst answer counts",
     ),
 )
 @command(unexpected=USAGE)
@@ -331,14 +332,14 @@ def gate(
     experiment: str | None = None,
     out: str = DEFAULT_OUT,
     baseline: str | None = None,
-    claim: str | None = None,
+    claim: Sequence[str] = (),
 ) -> int:
-    """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or a claim, or against a baseline."""
+    """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or claims, or against a baseline."""
     folder = find_experiment(Path(out), experiment)
     series = _series(folder)
     _tell_which(folder, series, named=experiment is not None)
     before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
-    code, sentence = judge_gate(series, baseline=before, claim=claim)
+    code, sentence = judge_gate(series, baseline=before, claims=tuple(claim))
     print(sentence)
     return code
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator import verdict
 from orchestrator.errors import FAIL, OK, UNDECIDED
@@ -11,17 +11,15 @@ from orchestrator.records import Series, Verdicts
 _CODES: Mapping[str, int] = {"PASS": OK, "FAIL": FAIL, "UNDECIDED": UNDECIDED}
 
 
-def gate(series: Series, *, baseline: Series | None = None, claim: str | None = None) -> tuple[int, str]:
-    """Exit code and sentence: on a claim, on a baseline, on both, or else on production and the matrix's own claims.
+def gate(series: Series, *, baseline: Series | None = None, claims: Sequence[str] = ()) -> tuple[int, str]:
+    """Exit code and sentence: on claims, on a baseline, on both, or else on production and the matrix's own claims.
 
     Of several answers the worst counts.
 
     Raises:
         UsageError: a claim that is none, or series that cannot be compared.
     """
-    found = []
-    if claim is not None:
-        found.append(verdict.check_claim(series, claim))
+    found = [verdict.check_claim(series, claim) for claim in claims]
     if baseline is not None:
         found.append(verdict.compare_baseline(series, baseline))
     stamp = "REHEARSAL: " if series.rehearsal else ""

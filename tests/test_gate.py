@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.errors import UsageError
 from orchestrator.gate import gate
 from orchestrator.records import BootResult, LevelResult, Series
 
@@ -64,9 +65,9 @@ def test_production_passes_fails_or_is_undecided(production, variants, code, wor
 
 def test_a_claim_is_judged_by_its_bound():
     both = series("a", a=boots("a", STEADY), b=boots("b", FAST))
-    assert gate(both, claim="b >= 1.5x a at 1")[0] == 0
-    assert gate(both, claim="b >= 2.5x a at 1")[0] == 5
-    assert gate(both, claim="b >= 2.0x a at 1")[0] == 2
+    assert gate(both, claims=["b >= 1.5x a at 1"])[0] == 0
+    assert gate(both, claims=["b >= 2.5x a at 1"])[0] == 5
+    assert gate(both, claims=["b >= 2.0x a at 1"])[0] == 2
 
 
 def test_a_baseline_is_compared_as_sets_of_boots():
@@ -77,6 +78,19 @@ def test_a_baseline_is_compared_as_sets_of_boots():
 
 def test_the_worse_of_two_answers_counts():
     both = series("a", a=boots("a", STEADY), b=boots("b", FAST))
-    code, text = gate(both, baseline=both, claim="b >= 2.5x a at 1")
+    code, text = gate(both, baseline=both, claims=["b >= 2.5x a at 1"])
     assert code == 5
     assert len(text.splitlines()) == 2
+
+
+def test_each_of_several_claims_is_answered_and_the_worst_counts():
+    both = series("a", a=boots("a", STEADY), b=boots("b", FAST))
+    code, text = gate(both, claims=["b >= 1.5x a at 1", "b >= 2.0x a at 1", "b >= 2.5x a at 1"])
+    assert (code, [line.split(":")[0] for line in text.splitlines()]) == (5, ["PASS", "UNDECIDED", "FAIL"])
+
+
+def test_a_level_that_the_experiment_does_not_have_is_bad_input_and_not_undecided_for_ever():
+    both = series("a", a=boots("a", STEADY), b=boots("b", FAST)).model_copy(update={"concurrency": (1,)})
+    with pytest.raises(UsageError, match="level 2 is not in") as told:
+        gate(both, claims=["b >= 1.5x a at 2"])
+    assert told.value.hint == "one of: 1"

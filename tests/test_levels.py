@@ -11,7 +11,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from orchestrator import gate, verdict
-from orchestrator.errors import MatrixError, SeriesError
+from orchestrator.errors import MatrixError, SeriesError, UsageError
 from orchestrator.forecast import load_s
 from orchestrator.matrix import differences, parse_matrix
 from orchestrator.plan import Plan, make_plan
@@ -348,18 +348,22 @@ def test_the_explanation_names_every_cell():
         ("a >= 1.2x b at 8@8000", 5, "does not hold"),
         # At both lengths: √(400/300 · 120/150) = 1.033.
         ("a >= 1x b at 8", 0, "holds, 1.03×"),
-        ("a >= b at 8@64", 2, "not measured at 8 streams with prompts of 64 tokens"),
     ],
 )
 def test_a_claim_is_about_one_length_or_about_all(claim, code, said):
-    found = gate.gate(series_of(STEADY), claim=claim)
+    found = gate.gate(series_of(STEADY), claims=[claim])
     assert found[0] == code
     assert said in found[1]
 
 
+def test_a_claim_about_a_length_that_was_not_planned_is_bad_input():
+    with pytest.raises(UsageError, match="level 8@64 is not in"):
+        gate.gate(series_of(STEADY), claims=["a >= b at 8@64"])
+
+
 def test_a_claim_at_a_concurrency_is_not_answered_by_the_lengths_that_happen_to_be_there():
     tables = {"a": STEADY["a"], "b": boots(*((80.0 + i, 300.0 + i, 50.0, None) for i in range(3)))}
-    assert gate.gate(series_of(tables), claim="a >= 1x b at 8")[0] == 2
+    assert gate.gate(series_of(tables), claims=["a >= 1x b at 8"])[0] == 2
 
 
 def test_a_constraint_at_one_length_does_not_ask_for_the_other():
@@ -372,7 +376,7 @@ def test_a_constraint_at_one_length_does_not_ask_for_the_other():
 
 def test_a_claim_may_name_the_only_length():
     one = {name: [{"1@512": row["1@512"]} for row in rows] for name, rows in STEADY.items()}
-    assert gate.gate(series_of(one, lengths=(512,)), claim="a >= 1.2x b at 1@512")[0] == 0
+    assert gate.gate(series_of(one, lengths=(512,)), claims=["a >= 1.2x b at 1@512"])[0] == 0
 
 
 def test_a_baseline_of_one_length_is_compared_with_that_length_alone():

@@ -44,9 +44,13 @@ def check_claim(series: Series, text: str) -> Finding:
     means `>=` and `<` means `<=`. The side that is claimed about fails where it does not reproduce.
 
     Raises:
-        UsageError: no claim, a variant that is not there, a factor or value of 0.
+        UsageError: no claim, a variant or level that is not there, a factor or value of 0.
     """
-    return weigh_claim(derive(series), text)
+    derived = derive(series)
+    claim = _parse(derived, text)
+    # A claim of the matrix may be about another box's lengths; one that is asked here and now is a slip of the pen.
+    _refuse_unplanned(series, claim.text, tuple(series.named(level) for level in claim.levels))
+    return weigh_claim(derived, text)
 
 
 def weigh_claim(derived: Derivation, text: str) -> Finding:
@@ -68,6 +72,14 @@ def weigh_claim(derived: Derivation, text: str) -> Finding:
             at = streams((wide.verdict.level,))
             return Finding(answer, f"{claim.text}: {case.name} does not reproduce at {at}")
     return _weigh(claim, [case.objective_logs(cache, levels, Objective()) for case in cases])
+
+
+def _refuse_unplanned(series: Series, text: str, named: Sequence[Level]) -> None:
+    planned = series.levels
+    strange = [level for level in named if planned and not any(level.covers(one) for one in planned)]
+    if strange:
+        there = ", ".join(map(str, planned))
+        raise UsageError(f"{text!r}: level {strange[0]} is not in {series.experiment}", hint=f"one of: {there}")
 
 
 def _parse(derived: Derivation, text: str) -> Claim:
