@@ -42,6 +42,9 @@ def read_prompts(path: Path) -> PromptFile:
     Raises:
         ProblemsError: every line that is empty, over-long or not understood, each `file:line: what`.
     """
+    # A pipe would be waited for, and cannot be read again in the next session.
+    if path.exists() and not path.is_file():
+        raise ProblemsError([f"{path}: cannot be read: it is no regular file"])
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

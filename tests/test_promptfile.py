@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,10 @@ def test_whatever_stands_there_it_is_read_or_its_problems_are_named(raw):
     else:
         assert all(prompt.strip() for prompt in found.prompts)
         assert len(found.places) == len(found.prompts) > 0
+
+
+def test_a_pipe_or_a_directory_is_refused_at_once_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ProblemsError, match="no regular file"):
+            read_prompts(path)
