@@ -291,10 +291,10 @@ def _file_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        hint = "`coldboot init` writes one from a unit file"
-        raise MatrixError([f"{path}:1: there is no such file"], hint=hint) from error
+        hint = "`invoke init --box-host ALIAS --unit UNIT` writes one from a box's unit, `--unit-file FILE` from a file"
+        raise MatrixError([f"{path}: there is no such file"], hint=hint) from error
     except OSError as error:
-        raise MatrixError([f"{path}:1: cannot be read: {error.strerror or error}"]) from error
+        raise MatrixError([f"{path}: cannot be read: {error.strerror or error}"]) from error
     if len(raw) > MAX_BYTES:
         raise MatrixError([f"{path}:1: larger than {MAX_BYTES >> 20} MiB; accepted: a matrix.yaml"])
     try:

@@ -160,6 +160,15 @@ def test_the_newest_of_several_experiments_is_named_with_its_box_and_age_and_a_n
         assert first.endswith(told)
 
 
+def test_the_programs_help_names_every_command_and_no_option_of_invokes_own_shell():
+    argv = (sys.executable, "-c", "from orchestrator.cli import main; main()", "--help")
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("Usage: coldboot COMMAND")
+    assert [name for name in commands.NAMESPACE.task_names if f"\n  {name} " not in done.stdout] == []
+    assert "--version" in done.stdout
+    assert [word for word in ("sudo-password", "--pty", "--echo", "--hide") if word in done.stdout] == []
+
+
 def test_the_seeds_tables_give_the_seeds_verdicts():
     done = invoke("judge", "--series", "examples/seed-series.yaml", "--json")
     assert done.returncode == 0, done.stderr

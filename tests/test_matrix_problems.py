@@ -370,8 +370,12 @@ def test_a_file_that_is_no_matrix(content, said, tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(MatrixError, match=r"nope\.yaml:1: there is no such file\n  → `coldboot init` writes one"):
+    with pytest.raises(MatrixError) as caught:
         load_matrix(tmp_path / "nope.yaml")
+    what, hint = str(caught.value).splitlines()
+    assert what == f"{tmp_path}/nope.yaml: there is no such file"
+    assert "`invoke init --box-host ALIAS --unit UNIT`" in hint
+    assert "`--unit-file FILE`" in hint
 
 
 def test_a_folder_instead_of_a_file(tmp_path):

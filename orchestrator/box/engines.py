@@ -563,7 +563,7 @@ def _flag(words: tuple[str, ...]) -> Flag:
 
 
 def differences(base_argv: Sequence[str], argv: Sequence[str]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """What a command changes in production's, but for its place: its own flags as words, and those that it leaves out."""
+    """What a command changes in production's, but for its place: its own flags as words, and those it leaves out."""
     was, now = _meanings(base_argv), _meanings(argv)
     flags = parse_flags(split_program(argv)[1])[1]
     own = tuple(flag.words for flag in flags if not is_place(flag.name) and was.get(flag.name) != now.get(flag.name))
