@@ -164,7 +164,7 @@ TOP = [
     ("concurrency: []", "concurrency: an empty list is not accepted;"),
     ("concurrency: 4", "concurrency: `4` is not accepted; accepted: a list of whole numbers"),
     ("concurrency:", "concurrency: nothing (null) is not accepted;"),
-    ("cache: hot", "cache: `hot` is not accepted; accepted: cold, warm, as-is, or a list of these"),
+    ("cache: hot", "cache: `hot` is not accepted; accepted: cold, clear, warm, as-is, or a list of these"),
     ("cache: [cold, wram]", "cache[1]: `wram` is not accepted, did you mean `warm`?;"),
     ("cache: [cold, cold]", "cache[1]: `cold` is given twice;"),
     ("cache: []", "cache: an empty list is not accepted;"),
