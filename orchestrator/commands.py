@@ -72,7 +72,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
     """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
 
     def wrap(function: Callable[..., int]) -> Callable[..., None]:
-        name = function.__name__.rstrip("_")
+        name = function.__name__.rstrip("_").replace("_", "-")
 
         @wraps(function)
         def ended(*args: Any, **kwargs: Any) -> None:

@@ -107,7 +107,7 @@ def test_wrong_words_end_with_4_and_say_which(words, told, tmp_path):
     [
         (commands.report_, {"compare": "a,b"}, "no experiment"),
         (commands.adopt, {"variant": "spec-1", "print_": True}, "no experiment"),
-        (commands.doctor_, {"box": "nowhere"}, "nowhere"),
+        (commands.doctor_, {"box": "nowhere"}, "coldboot doctor: "),
         (commands.plan_, {"boots": "none"}, "--boots"),
         (commands.plan_, {"only": "spec-9"}, "spec-9"),
         (commands.plan_, {"cache": "lukewarm"}, "lukewarm"),
@@ -158,6 +158,16 @@ def test_the_newest_of_several_experiments_is_named_with_its_box_and_age_and_a_n
         first = capsys.readouterr().err.splitlines()[0]
         assert first.startswith(f"experiment {named or 'story'} on box rehearsal, REHEARSAL, last written ")
         assert first.endswith(told)
+
+
+def test_a_message_spells_its_task_as_it_is_typed(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        commands.box_helper(Context(), matrix=str(tmp_path / "none.yaml"))
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.splitlines()[0]) == (
+        4,
+        f"coldboot box-helper: {tmp_path}/none.yaml: there is no such file",
+    )
 
 
 def test_the_programs_help_names_every_command_and_no_option_of_invokes_own_shell():
