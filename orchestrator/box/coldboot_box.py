@@ -22,7 +22,8 @@ library. sudoers lets a login run exactly this file, with whatever arguments: it
     login alex                        who may call; once for each
     cache /home/svc/.cache/coldboot   where cold caches may lie; once for each
     clear /home/svc/.cache/vllm       a cache of the unit's own that may be set aside, this one; once for each
-    program /opt/new/bin/python -m x  a command besides the installed one that may run; once for each
+    program /opt/new/bin/python -m x  how a command besides the installed one may begin; once for each. The caller
+                                      chooses what follows: say all up to where the program's own flags begin
     env PYTHONPATH                    a variable that may be set although it can load code; once for each
     root yes                          the unit may run as root: then the callers are root
 
@@ -85,6 +86,14 @@ _SECONDS = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 _VARIABLE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\`$]|\\["\\`$])*)"\n')
 _ARGUMENT = re.compile(r'([A-Za-z0-9_./:=,+@^%${}\[\]~-]+)|"((?:[^"\\]|\\["\\])*)"')
 _PREFIXES = "-@:+!"
+_PYTHON = re.compile(r"python[0-9.]*")
+_PYTHON_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]+|-[XW][A-Za-z0-9_=.:-]*")
+# Programs that start another one, and what of their own may stand before it: flags, and numbers of CPUs and nodes.
+_FLAG = re.compile(r"--?[A-Za-z0-9,=:+-]*|[0-9+][0-9A-Za-z,:+-]*|all|[0L]")
+_LAUNCHERS = {
+    **dict.fromkeys(("numactl", "taskset", "nice", "chrt", "stdbuf"), _FLAG),
+    "env": re.compile(r"-i?|[A-Za-z_][A-Za-z0-9_]*=.*"),
+}
 
 _FIXED = {
     "Restart=no",
@@ -220,20 +229,49 @@ def read_arguments(text: str) -> tuple[str, ...]:
 
 
 def head(words: tuple[str, ...]) -> tuple[str, ...]:
-    """What of a command decides which program runs: `python -m module`, `vllm serve`, a script; all before a flag."""
-    for index, word in enumerate(words):
-        if word == "-m" or (os.path.basename(word) == "vllm" and words[index + 1 : index + 2] == ("serve",)):
-            return words[: index + 2]
-        if word.endswith(".py"):
-            return words[: index + 1]
-    flag = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
-    return words[:flag]
+    """What of a command decides which program runs: `python -m module`, `vllm serve` or a script, with what is before.
+
+    Empty when no such program is recognised: where a flag of a wrapper comes first, what follows it may name another
+    program, and we do not guess.
+    """
+    odd = next((index for index, word in enumerate(words) if not _WORD.fullmatch(word)), len(words))
+    plain, at = words[:odd], 0
+    while at < len(plain) and os.path.basename(plain[at]) in _LAUNCHERS:
+        own = _LAUNCHERS[os.path.basename(plain[at])]
+        at += 1
+        while at < len(plain) and own.fullmatch(plain[at]):
+            at += 1
+    return plain[: _program_end(plain, at)]
+
+
+def _program_end(words: tuple[str, ...], at: int) -> int:
+    """Where the words end that name the program which begins here; 0 when it is none that we know."""
+    name = os.path.basename(words[at]) if at < len(words) else ""
+    if name == "vllm":
+        return at + 2 if words[at + 1 : at + 2] == ("serve",) else 0
+    if name.endswith(".py"):
+        return at + 1
+    if not _PYTHON.fullmatch(name):
+        return 0
+    at += 1
+    while at < len(words) and _PYTHON_FLAG.fullmatch(words[at]):
+        at += 2 if words[at] in ("-X", "-W") else 1
+    if words[at : at + 1] == ("-m",):
+        return at + 2 if at + 1 < len(words) else 0
+    return at + 1 if at < len(words) and words[at][0] != "-" and words[at].endswith(".py") else 0
 
 
 def check_command(words: tuple[str, ...], heads: tuple[tuple[str, ...], ...]) -> None:
-    """Refuses a command that does not begin as one of these do."""
-    if not any(words[: len(each)] == each for each in heads):
-        shown = " or ".join(" ".join(each) for each in heads) or "which is not written plainly"
+    """Refuses a command that does not begin as one of these do, word by word; an empty one is none."""
+    known = tuple(each for each in heads if each)
+    if not known:
+        raise Refused(
+            "the unit's program cannot be told from its command: neither `python -m MODULE` nor a .py script nor "
+            "`vllm serve` is where a program begins; `program` and the beginning of the command, as far as nobody "
+            "may change it, in its configuration says it"
+        )
+    if not any(words[: len(each)] == each for each in known):
+        shown = " or ".join(" ".join(each) for each in known)
         raise Refused(
             f"{' '.join(words[:4])!r} is not the unit's program ({shown}); `program` in its configuration adds one"
         )
@@ -250,15 +288,7 @@ def installed_head(texts: tuple[str, ...]) -> tuple[str, ...]:
                 section = line
             elif section == "[Service]" and re.match(r"ExecStart[ \t]*=", line):
                 command = line.partition("=")[2].strip()
-    return _head_of(command.lstrip(_PREFIXES.replace("@", "")).split())
-
-
-def _head_of(words: list[str]) -> tuple[str, ...]:
-    odd = next((index for index, word in enumerate(words) if not _WORD.fullmatch(word)), len(words))
-    plain = tuple(words[:odd])
-    found = head(plain)
-    # Where another word would still belong to it, its end is one that we cannot read.
-    return () if odd < len(words) and head((*plain, "x")) != found else found
+    return head(tuple(command.lstrip(_PREFIXES.replace("@", "")).split()))
 
 
 def filled(template: str, values: dict[str, str]) -> str:
