@@ -45,7 +45,7 @@ from orchestrator.matrix import Matrix, load_matrix, select
 from orchestrator.on_end import Ending
 from orchestrator.orphans import end_orphans
 from orchestrator.plan import PLAN_FILE, Plan, PlannedBoot, add_block, experiment_folder, experiments_on, write_plan
-from orchestrator.progress import Listener, row_of
+from orchestrator.progress import Listener, hours, row_of
 from orchestrator.records import (
     Answer,
     AnyRecord,
@@ -304,6 +304,11 @@ def run(options: Options, listener: Listener, next_boots: NextBoots, at_end: AtE
         listener.warn(note)
     if not design.todo() and not _more(design, next_boots) and not owes_production(design.records):
         return Ended("was_complete", design.folder)
+    if options.budget_s is not None and design.longest_s > options.budget_s and not owes_production(design.records):
+        # Not even one boot: nothing is taken down for it.
+        longest = f"the longest boot so far took {hours(design.longest_s)}"
+        listener.warn(f"a budget of {hours(options.budget_s)} pays for no boot: {longest}; nothing was begun")
+        return Ended("budget_spent", design.folder, boots_left=len(design.todo()))
     with _told(design, at_end) as ended:
         transport = connect(design.box)
         try:
@@ -360,7 +365,9 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
             listener.record(record)
         for name in _orphans(site.transport, site.service, design.folder, options, design.matrix):
             listener.warn(f"an engine that a killed campaign had left was ended: {name}")
-        walk = _Walk(design, custody, ledger, listener, interrupts, options.budget_s, next_boots)
+        walk = _Walk(
+            design, custody, ledger, listener, interrupts, options.budget_s, next_boots, longest_s=design.longest_s
+        )
         with _restored(walk) as ended:
             ended.outcome = walk.boots()
         left = len(walk.design.todo(ledger.outline))

@@ -215,9 +215,9 @@ def _mean(history: History, boot: PlannedBoot, scale: float) -> dict[StepName, f
 # --- the budget ------------------------------------------------------------------------------------------------------
 
 
-def buys(found: Forecast, budget_s: float) -> Bought:
-    """What a budget buys, by the campaign's own rule."""
-    spent = longest = 0.0
+def buys(found: Forecast, budget_s: float, *, longest_s: float = 0.0) -> Bought:
+    """What a budget buys, by the campaign's own rule; `longest_s` is the longest boot of earlier sessions."""
+    spent, longest = 0.0, longest_s
     bought: list[PlannedBoot] = []
     for each in found.boots:
         if spent + longest > budget_s:

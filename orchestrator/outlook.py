@@ -39,7 +39,7 @@ def show(options: Options, judge: Judge, *, every: bool = True) -> str:
         parts = [_commands(design, site) if every else _changes(design, site)]
         parts += [_boots(found), _steps(design, site, found)]
         if options.budget_s is not None:
-            bought = forecast.buys(found, options.budget_s)
+            bought = forecast.buys(found, options.budget_s, longest_s=design.longest_s)
             parts.append(_budget(design, bought, options.budget_s, judge(design.folder)))
         return "\n\n".join(part for part in (*parts, _head(design, site, found)) if part)
     finally:

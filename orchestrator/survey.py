@@ -34,7 +34,7 @@ from orchestrator.plan import (
     remaining,
 )
 from orchestrator.progress import hours
-from orchestrator.records import AnyRecord, CacheState, CampaignEnded, CampaignStarted, ProductionState
+from orchestrator.records import AnyRecord, BootEnded, CacheState, CampaignEnded, CampaignStarted, ProductionState
 from orchestrator.redact import redact_argv
 
 DEFAULT_BOOTS = 3
@@ -76,6 +76,11 @@ class Design:
     def todo(self, records: tuple[AnyRecord, ...] | None = None) -> tuple[PlannedBoot, ...]:
         """The boots that are still wanted."""
         return remaining(self.plan, self.records if records is None else records, variants=self.only or None)
+
+    @property
+    def longest_s(self) -> float:
+        """How long the longest boot of earlier sessions took; 0 where there is none."""
+        return max((each.seconds or 0.0 for each in self.records if isinstance(each, BootEnded)), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

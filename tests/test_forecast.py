@@ -106,6 +106,25 @@ def test_a_budget_buys_the_boots_that_would_begin_in_it(budget_s, boots, blocks)
     assert len(found.boots) + len(found.left) == 4
 
 
+def test_a_budget_shorter_than_an_earlier_sessions_longest_boot_buys_none():
+    found = forecast(planned("a", "b"), History("x", (Past("a", "cold", {"ready": 100.0}),)), LOAD, 2)
+    assert [len(buys(found, 90, longest_s=longest).boots) for longest in (0.0, 90.0, 91.0)] == [1, 1, 0]
+
+
+@pytest.mark.rehearsal
+def test_a_budget_that_pays_for_no_boot_begins_none_and_says_what_is_undecided(tmp_path, capsys):
+    words = {"boots": "6", "out": str(tmp_path), "matrix": str(fixed_port(tmp_path)), "only": "spec-1"}
+    commands.matrix(Context(), **words | {"boots": "1"})
+    ledger = tmp_path / "gwen" / "records.jsonl"
+    before = ledger.read_bytes()
+    capsys.readouterr()
+    commands.matrix(Context(), budget="1s", **words)
+    said = capsys.readouterr()
+    assert "a budget of 1 s pays for no boot: the longest boot so far took" in said.err
+    assert ledger.read_bytes() == before
+    assert "5 boots" in said.out
+
+
 def test_what_would_stay_undecided_is_named_with_its_boots():
     todo = planned("a", "b", blocks=2)
     assert undecided(("a", "b", "c"), todo[:3], (), None) == (
