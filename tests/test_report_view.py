@@ -19,7 +19,7 @@ from orchestrator.records import (
     Series,
     TrialEnded,
 )
-from orchestrator.report import FORMATS, build_view, commands, evidence, figures, plain, wall, words
+from orchestrator.report import FORMATS, build_view, canvas, commands, evidence, figures, plain, wall, words
 from orchestrator.report.model import Table
 
 
@@ -488,3 +488,33 @@ def test_a_report_of_thousands_of_boots_shows_the_first_rows_and_counts_the_rest
     assert short.shortened() == short
     few = replace(table, rows=rows[:500])
     assert few.shortened() is few
+
+
+def test_latency_of_boots_that_disagree_stands_boot_by_boot(view):
+    table = table_of(view, "latency", "Latency in ms")
+    by_cell = {row[:2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    # spec-8's three boots give one number each at 1; the boots of spec-1 agree, and one number tells them.
+    assert by_cell["spec-8", "1"]["ITL p50"].count(" · ") == 2
+    assert " · " not in by_cell["spec-1", "1"]["ITL p50"]
+    assert "Latency is not judged by itself" in " ".join(view.section("latency").sentences)
+
+
+def test_a_logarithmic_axis_says_so(view):
+    labels = []
+    for panel in figures.FIGURES["latency"](view):
+        axes = canvas.lay_out([panel], 1, ink=canvas.LIGHT, title=None, rehearsal=False).axes[0]
+        labels.append((axes.get_yscale(), axes.get_ylabel()))
+    # The first tokens take 90 to 255 ms; chunks 20 to 1000 ms.
+    assert labels == [("linear", "ms, median request"), ("log", "ms, median request, log scale")]
+
+
+def test_the_legend_names_only_what_is_drawn(view):
+    page = FORMATS["report.html"](view)
+    caption = page.partition("<figcaption")[2].partition("</figcaption>")[0]
+    assert [name in caption for name in ("spec-1", "no-spec", "spec-5", "spec-8", "spec-3")] == [True] * 4 + [False]
+
+
+def test_a_number_has_its_unit_on_a_phones_card_and_in_the_terminals_head(made, view):
+    assert 'data-label="tok/s at 8"' in FORMATS["report.html"](view)
+    head = plain(made.verdicts, 80).splitlines()[1:4]
+    assert any(line.split() == ["tok/s"] * 4 for line in head), head

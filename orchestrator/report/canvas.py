@@ -119,6 +119,8 @@ def lay_out(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | Non
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, one in zip(panels, axes, strict=False):
         panel.draw(one, ink)
+        if rehearsal:
+            _stamp(one, panel, ink)
         if panel.title:
             one.set_title(panel.title)
     for one in axes[len(panels) :]:
@@ -133,22 +135,26 @@ def lay_out(panels: Sequence[Panel], columns: int, *, ink: Ink, title: str | Non
             fontsize=11,
             color=ink.warn if rehearsal else ink.text,
         )
-    if rehearsal:
-        size = min(64.0, figure.get_figwidth() * 9)
-        figure.text(
-            0.5,
-            0.5,
-            words.REHEARSAL,
-            ha="center",
-            va="center",
-            rotation=18,
-            fontsize=size,
-            fontweight="bold",
-            color=ink.warn,
-            alpha=0.13,
-            zorder=0,
-        )
     return figure
+
+
+def _stamp(ax: Axes, panel: Panel, ink: Ink) -> None:
+    """Across the axes, and behind all that is drawn in them: no label is covered."""
+    ax.text(
+        0.5,
+        0.5,
+        words.REHEARSAL,
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        rotation=10,
+        fontsize=min(52.0, panel.width * 8.3, panel.height * 15),
+        fontweight="bold",
+        color=ink.warn,
+        alpha=0.11,
+        zorder=-1,
+        in_layout=False,
+    )
 
 
 def png(panels: Sequence[Panel], title: str, *, rehearsal: bool) -> bytes:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -26,6 +26,7 @@ from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
 NAME_LIMIT = 22
+WIDE = 6.2
 MOST_POINTS = 150
 MOST_BARS = 60
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
@@ -41,7 +42,10 @@ def as_png(view: View, name: FigureName) -> bytes:
 
 def as_svgs(view: View, name: FigureName) -> tuple[str, ...]:
     """One figure as SVG elements, one a panel."""
-    return canvas.svgs(FIGURES[name](view), name, rehearsal=view.rehearsal)
+    panels = FIGURES[name](view)
+    # One alone is as wide as the page's text; so its letters come out as large as those of two beside each other.
+    shown = panels if len(panels) > 1 else [replace(panel, width=WIDE) for panel in panels]
+    return canvas.svgs(shown, name, rehearsal=view.rehearsal)
 
 
 # --- how a variant looks --------------------------------------------------------------------------------------------
@@ -273,15 +277,16 @@ def _draw_throughput(
     _legend(ax, ink, handles)
 
 
-def _log_where_wide(ax: Axes, values: Sequence[float]) -> None:
-    """From 0, or logarithmic where the largest value would press all others onto the axis."""
+def _log_where_wide(ax: Axes, values: Sequence[float]) -> str:
+    """From 0, or logarithmic where the largest value would press all others onto the axis; what the label adds."""
     if min(values) > 0 and max(values) > 8 * min(values):
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        ax.set_ylim(0, max(values) * 1.1 or 1)
+        return ", log scale"
+    ax.set_ylim(0, max(values) * 1.1 or 1)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +299,7 @@ class Curve:
 
 
 def _latency(view: View) -> list[Panel]:
-    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
-    for trial in trials.good(view.boots):
-        groups[trial.variant, trial.cache, trial.level].append(trial)
+    groups = _by_cell(view)
 
     def panel(
         title: str, cache: CacheState, length: int | None, read: Callable[[TrialEnded], Quantiles]
@@ -316,9 +319,11 @@ def _latency(view: View) -> list[Panel]:
 
         def draw(ax: Axes, ink: Ink) -> None:
             _legend(ax, ink, [_draw_curve(ax, ink, curve, view.concurrency) for curve in curves])
-            _log_where_wide(ax, [value for curve in curves for values in curve.boots.values() for value in values])
+            scale = _log_where_wide(
+                ax, [value for curve in curves for values in curve.boots.values() for value in values]
+            )
             _levels(ax, view.concurrency)
-            ax.set_ylabel("ms, median request")
+            ax.set_ylabel(f"ms, median request{scale}")
 
         return Panel(_titled(view, title, cache, length), 4.3, 3.2, draw) if curves else None
 

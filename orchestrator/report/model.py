@@ -152,6 +152,11 @@ class VariantView:
     evidence: tuple[EvidenceView, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def valued(self) -> bool:
+        """Whether any boot of it gave a value, so that it has a mark in the figures."""
+        return any(point.value is not None for cell in self.cells for point in cell.points)
+
 
 @dataclass(frozen=True, slots=True)
 class BootView:

@@ -43,7 +43,7 @@ def table(verdicts: Verdicts, lost: Lost | None = None) -> RenderableType:
         grid.add_column("prompt", justify="right", no_wrap=True)
     streams = sorted({level.concurrency for level in levels})
     for count in streams:
-        grid.add_column(f"at {count}", justify="right")
+        grid.add_column(f"tok/s\nat {count}", justify="right")
     grid.add_column("boots", justify="right", no_wrap=True)
     for variant in ranked:
         # Names come from files: Text, because a plain string would be read as markup.

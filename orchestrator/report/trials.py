@@ -32,7 +32,8 @@ def good(boots: Sequence[BootView]) -> Iterator[TrialEnded]:
 
 def of_level(boot: BootView, level: Level) -> TrialEnded | None:
     """The trial of one boot at one level that counts: the valid one, else the last (a disturbed one is repeated)."""
-    found = [trial for trial in boot.trials if trial.level == level]
+    streams, length = level.concurrency, level.input_tokens
+    found = [trial for trial in boot.trials if trial.concurrency == streams and trial.input_tokens == length]
     return next((trial for trial in found if trial.valid), found[-1] if found else None)
 
 
@@ -156,8 +157,17 @@ def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
 # --- latency --------------------------------------------------------------------------------------------------------
 
 
-def latency_section(boots: Sequence[BootView]) -> Section | None:
-    """Time to the first token, between tokens and end to end; median over boots of each boot's quantile."""
+def latency_section(variants: Sequence[VariantView], boots: Sequence[BootView]) -> Section | None:
+    """Time to the first token, between tokens and end to end; the median over boots, or boot by boot where they differ.
+
+    No mean or median describes boots that disagree, in latency as little as in throughput.
+    """
+    refuted = {
+        (one.verdict.name, cell.verdict.cache, cell.verdict.level)
+        for one in variants
+        for cell in one.cells
+        if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
+    }
     groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
     for trial in good(boots):
         groups[trial.variant, trial.cache, trial.level].append(trial)
@@ -167,7 +177,7 @@ def latency_section(boots: Sequence[BootView]) -> Section | None:
             words.clean(variant) + (f" ({cache})" if several else ""),
             str(level),
             str(len(trials)),
-            *_quantile_cells(trials),
+            *_quantile_cells(trials, by_boot=(variant, cache, level) in refuted),
         )
         for (variant, cache, level), trials in sorted(groups.items(), key=lambda item: item[0])
     )
@@ -177,15 +187,18 @@ def latency_section(boots: Sequence[BootView]) -> Section | None:
     columns = ("variant", at, "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
     table = Table("Latency in ms", columns, rows, numeric=frozenset(range(1, len(columns))), folded=True)
     sentences = (
-        "Each mark is one boot's median request; a line joins the median boots, and stands only where boots agree.",
+        "Each mark is one boot's median request; a line joins the median boots where boots agree in throughput.",
+        "Latency is not judged by itself: where the marks of one level lie apart, so do its boots.",
         "Under speculation several tokens arrive in one chunk: the time between tokens is that between chunks.",
     )
     return Section("latency", "Latency against concurrency", sentences, (table,), figure="latency")
 
 
-def _quantile_cells(trials: Sequence[TrialEnded]) -> tuple[str, ...]:
+def _quantile_cells(trials: Sequence[TrialEnded], *, by_boot: bool) -> tuple[str, ...]:
     def middle(read: Callable[[TrialEnded], Quantiles], name: Literal["p50", "p99"]) -> str:
         found = [value for trial in trials if (value := getattr(read(trial), name)) is not None]
+        if by_boot and found:
+            return " · ".join(words.number(value) for value in found)
         return words.number(median(found) if found else None)
 
     return tuple(

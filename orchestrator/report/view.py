@@ -53,7 +53,7 @@ def build_view(
         goals.section(verdicts),
         _boots_section(variants),
         _throughput_section(variants),
-        trials.latency_section(boots),
+        trials.latency_section(variants, boots),
         wall.section(variants, boots, started),
         boot_room.boot_section(boots),
         memory.section(boots, started),
