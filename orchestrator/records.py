@@ -154,6 +154,12 @@ def levels_of(concurrency: Iterable[int], lengths: Sequence[int]) -> tuple[Level
     return tuple(sorted(level_of(streams, length, lengths) for streams in concurrency for length in lengths or (None,)))
 
 
+@cache
+def _same_level(concurrency: int, input_tokens: int | None) -> Level:
+    """A hundred thousand trials have few levels: one object of each is made once, and found by identity."""
+    return Level(concurrency, input_tokens)
+
+
 class Objective(Frozen):
     """What the winner is best in: a metric, as the weighted geometric mean over levels.
 
@@ -488,7 +494,7 @@ class TrialEnded(BootRecord):
     @property
     def level(self) -> Level:
         """Where it was measured; `level_of` says how an experiment calls it."""
-        return Level(self.concurrency, self.input_tokens)
+        return _same_level(self.concurrency, self.input_tokens)
 
 
 class BootEnded(BootRecord):

@@ -24,7 +24,7 @@ from orchestrator.records import (
     TrialEnded,
 )
 from orchestrator.report import words
-from orchestrator.report.model import BootView, Section, Table, VariantView
+from orchestrator.report.model import MOST_ROWS, BootView, Section, Table, VariantView
 
 # Facts of steps that have a table of their own.
 _ELSEWHERE = frozenset({"timeline", "texts", "digest"})
@@ -52,6 +52,9 @@ class _Found:
     ended: BootEnded | None = None
 
     def add(self, record: AnyRecord) -> None:
+        if type(record) is TrialEnded:  # nearly all are, and isinstance takes many times as long
+            self.trials.append(record)
+            return
         match record:
             # A boot that was cut off and started afresh under the same name is told by its last start alone.
             case BootStarted():
@@ -61,8 +64,6 @@ class _Found:
                 self.steps.append(record)
             case JournalAnswered():
                 self.answer = record
-            case TrialEnded():
-                self.trials.append(record)
             case BootEnded():
                 self.ended = record
             case _:
@@ -73,13 +74,13 @@ def collect(records: Iterable[AnyRecord], series: Series) -> tuple[BootView, ...
     """Every boot in run order: those of the series joined with their records, and those that do not count."""
     found: dict[str, _Found] = defaultdict(_Found)
     for record in records:
-        if isinstance(record, BootStarted | StepEnded | JournalAnswered | TrialEnded | BootEnded):
+        if isinstance(record, BootRecord):
             found[record.boot].add(record)
     results = {boot.boot: boot for boot in series.boots}
     names = dict.fromkeys((*results, *found))
     if len(series.input_tokens) <= 1:
         for one in found.values():  # as in the series: the only prompt length is named in no level
-            one.trials = [trial.but(input_tokens=None) for trial in one.trials]
+            one.trials = [t if t.input_tokens is None else t.but(input_tokens=None) for t in one.trials]
     views = (_join(name, results.get(name), found.get(name, _Found())) for name in names)
     return tuple(sorted(views, key=lambda boot: (boot.position, boot.name)))
 
@@ -117,10 +118,11 @@ def boot_section(boots: Sequence[BootView]) -> Section:
     outcome = Table(
         "Boots in the order in which they ran",
         ("boot", "variant", "cache", "outcome", "ended at", "journal", "cache proof", "whole boot", "why"),
-        tuple(_outcome_row(boot) for boot in boots),
+        tuple(_outcome_row(boot) for boot in boots[:MOST_ROWS]),
         numeric=frozenset({7}),
         code=frozenset({0}),
         folded=True,
+        left_out=len(boots[MOST_ROWS:]),
     )
     tables = [outcome]
     if any(boot.steps for boot in boots):
@@ -188,7 +190,7 @@ def step_seconds(boot: BootView) -> dict[str, float]:
 
 def _steps_table(boots: Sequence[BootView]) -> Table:
     rows = []
-    for boot in boots:
+    for boot in boots[:MOST_ROWS]:
         spent = step_seconds(boot)
         marks = {step.name: "" if step.outcome == "ok" else f" ({step.outcome})" for step in boot.steps}
         cells = (f"{words.seconds(spent.get(name))}{marks.get(name, '')}" for name in STEPS)
@@ -200,6 +202,7 @@ def _steps_table(boots: Sequence[BootView]) -> Table:
         numeric=frozenset(range(1, len(STEPS) + 1)),
         code=frozenset({0}),
         folded=True,
+        left_out=len(boots[MOST_ROWS:]),
     )
 
 
@@ -241,11 +244,10 @@ def _phase_table(boots: Sequence[BootView]) -> Table:
 
 
 def _facts_table(boots: Sequence[BootView]) -> Table:
+    noted = [(boot.name, step) for boot in boots for step in boot.steps if step.facts or step.detail]
     rows = [
-        (boot.name, step.name, step.outcome, words.clean(step.detail or words.ABSENT, 200), _facts(step.facts))
-        for boot in boots
-        for step in boot.steps
-        if step.facts or step.detail
+        (name, step.name, step.outcome, words.clean(step.detail or words.ABSENT, 200), _facts(step.facts))
+        for name, step in noted[:MOST_ROWS]
     ]
     return Table(
         "What each step noted",
@@ -253,6 +255,7 @@ def _facts_table(boots: Sequence[BootView]) -> Table:
         tuple(rows),
         code=frozenset({0, 4}),
         folded=True,
+        left_out=len(noted[MOST_ROWS:]),
     )
 
 
