@@ -299,7 +299,9 @@ class Curve:
 
 
 def _latency(view: View) -> list[Panel]:
-    groups = _by_cell(view)
+    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
+    for trial in trials.good(view.boots):
+        groups[trial.variant, trial.cache, trial.level].append(trial)
 
     def panel(
         title: str, cache: CacheState, length: int | None, read: Callable[[TrialEnded], Quantiles]
