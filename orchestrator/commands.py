@@ -7,6 +7,7 @@ here and a traceback in a file.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -57,6 +58,8 @@ from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 def _say(text: str) -> None:
     sys.stderr.write(text.rstrip("\n") + "\n")
@@ -66,6 +69,25 @@ def _keep_traceback(name: str) -> Path:
     with tempfile.NamedTemporaryFile("w", prefix=f"coldboot-{name}-", suffix=".log", delete=False) as file:
         file.write(redact_text(traceback.format_exc()))
     return Path(file.name)
+
+
+def _bug(name: str, error: Exception, code: int) -> int:
+    where = _keep_traceback(name)
+    _say(f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}")
+    return code
+
+
+def _silence() -> None:
+    """What Python still holds for standard output must not fail at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _full(name: str) -> int:
+    """The disk below the result is full; no traceback either, which would need room, too."""
+    _silence()
+    what = "no space left on the device: the result could not be written whole"
+    _say(f"coldboot {name}: {what}\n  → make room, and run it again")
+    return USAGE
 
 
 def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., None]]:
@@ -79,6 +101,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
             early.begun()
             try:
                 code = function(*args, **kwargs)
+                print(end="", flush=True)  # at the interpreter's own end nobody could say what went wrong
             except ColdbootError as error:
                 _say(f"coldboot {name}: {redact_text(spoken(str(error)))}")
                 code = error.exit_code
@@ -86,15 +109,13 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
                 _say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
                 code = INTERRUPTED
             except BrokenPipeError:
-                # Whoever read the result (`| head`) has enough; what Python still holds must not fail at its exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                # Whoever read the result (`| head`) has enough.
+                _silence()
                 code = OK
+            except OSError as error:
+                code = _full(name) if error.errno in _NO_ROOM else _bug(name, error, unexpected)
             except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
-                where = _keep_traceback(name)
-                _say(
-                    f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}"
-                )
-                code = unexpected
+                code = _bug(name, error, unexpected)
             if code != OK:
                 sys.exit(code)
 

@@ -160,6 +160,17 @@ def test_the_newest_of_several_experiments_is_named_with_its_box_and_age_and_a_n
         assert first.endswith(told)
 
 
+def test_a_full_disk_below_the_result_is_one_clear_line():
+    with Path("/dev/full").open("w") as full:
+        argv = (sys.executable, "-m", "invoke", "judge", "--series", "examples/seed-series.yaml", "--json")
+        done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 4
+    assert done.stderr.splitlines() == [
+        "coldboot judge: no space left on the device: the result could not be written whole",
+        "  → make room, and run it again",
+    ]
+
+
 def test_a_message_spells_its_task_as_it_is_typed(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         commands.box_helper(Context(), matrix=str(tmp_path / "none.yaml"))
