@@ -148,7 +148,7 @@ def _stamp(ax: Axes, panel: Panel, ink: Ink) -> None:
         ha="center",
         va="center",
         rotation=10,
-        fontsize=min(52.0, panel.width * 8.3, panel.height * 15),
+        fontsize=min(52.0, panel.width * 9.3, panel.height * 15),
         fontweight="bold",
         color=ink.warn,
         alpha=0.11,
