@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from orchestrator.yamlfile import Document, KeyPath, Mark, Problem
 
 MAX_VARIANTS = 500
+MAX_IN_ALL = 1000
 _MERGED = ("boxes", "variants", "grids", "load", "deadlines")
 _HOLE = re.compile(r"\{([^{}]*)\}")
 _VALUES = "a list of values, or a mapping: label, then the keys of a variant"
@@ -101,6 +102,7 @@ class _Expansion:
     marks: dict[KeyPath, Mark]
     problems: list[Problem] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
+    in_all: int = 0
 
     def wrong(self, path: KeyPath, what: str, accepted: str | None = None) -> None:
         self.problems.append(self.document.problem(path, what, accepted))
@@ -111,14 +113,25 @@ def with_grids(document: Document) -> tuple[Document, frozenset[str]]:
     grids = document.data.get("grids") if isinstance(document.data, dict) else None
     variants = document.data.get("variants", {}) if isinstance(document.data, dict) else None
     if not isinstance(grids, dict) or not isinstance(variants, dict | None):
-        return document, frozenset()
+        count = len(variants) if isinstance(variants, dict) else 0
+        return replace(document, problems=(*document.problems, *_too_many(document, "variants", count))), frozenset()
     all_of_it = _Expansion(document, {**document.data, "variants": dict(variants or {})}, dict(document.marks))
+    all_of_it.in_all = len(variants or {})
     all_of_it.marks.setdefault(("variants",), document.mark(("grids",)))
     for name, grid in grids.items():
         if isinstance(grid, dict):
             _expand(all_of_it, ("grids", name), grid)
+    all_of_it.problems += _too_many(document, "grids", all_of_it.in_all)
     done = Document(all_of_it.data, all_of_it.marks, (*document.problems, *all_of_it.problems))
     return done, frozenset(all_of_it.made)
+
+
+def _too_many(document: Document, key: str, count: int) -> list[Problem]:
+    """Each variant is a boot of minutes in every block: what nobody can have meant is not begun."""
+    if count <= MAX_IN_ALL:
+        return []
+    what = f"{count} variants in all" + (", with those that are written out" if key == "grids" else "")
+    return [document.problem((key,), what, f"at most {MAX_IN_ALL}")]
 
 
 def _expand(into: _Expansion, path: KeyPath, grid: Mapping[str, Any]) -> None:
@@ -137,6 +150,9 @@ def _expand(into: _Expansion, path: KeyPath, grid: Mapping[str, Any]) -> None:
     if count > MAX_VARIANTS:
         into.wrong(path, f"{count} variants", f"at most {MAX_VARIANTS}; leave levels out, or link factors")
         return
+    into.in_all += count
+    if into.in_all > MAX_IN_ALL:
+        return  # counted on, and none is made: it would only take long to say the same
     used: set[int] = set()
     made = 0
     for point in itertools.product(*axes):

@@ -162,7 +162,7 @@ grids:
 
 gives `v26-plain-t1` … `v32-mtp1-t4` (eight) and `seqs32`, `seqs64`, `seqs128`. Linked factors go through their levels
 together. Two variants of one name, a name that cannot be a folder's, an exclusion that excludes nothing: errors, with
-the line in the grid. At most 500 variants come from one grid; each costs a boot in every block.
+the line in the grid. At most 500 variants come from one grid, and 1000 are in a file; each costs a boot in every block.
 
 ## Includes
 

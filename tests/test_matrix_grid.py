@@ -287,3 +287,14 @@ def test_unit_checks_name_the_file_of_the_variant(folder):
         load_matrix(write(folder, "include: [common.yaml]\n"), unit_check=check)
     (one,) = caught.value.problems
     assert one == f"{Path(folder / 'common.yaml')}:7: variants.spec-1.spec-tokens: is not there"
+
+
+def test_more_than_a_thousand_variants_are_told_by_their_number_and_key():
+    levels = ", ".join(map(str, range(400)))
+    grids = "grids:\n" + "".join(f"  g{n}: {{factors: {{f{n}: [{levels}]}}}}\n" for n in range(3))
+    assert problems(grids) == (
+        "matrix.yaml:2: grids: 1200 variants in all, with those that are written out; accepted: at most 1000",
+    )
+    plain = "variants:\n" + "".join(f"  v{n}: {{a: {n}}}\n" for n in range(1001))
+    assert problems(plain) == ("matrix.yaml:2: variants: 1001 variants in all; accepted: at most 1000",)
+    assert len(made(plain.replace("  v1000: {a: 1000}\n", ""))) == 1000
