@@ -19,7 +19,16 @@ from orchestrator.box.aside import Aside, directories
 from orchestrator.box.coldboot_box import Refused
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import DeadMan
-from orchestrator.box.doors import Granted, HelperDoor, Places, SudoDoor, choose, clear_problem, read_granted
+from orchestrator.box.doors import (
+    Granted,
+    HelperDoor,
+    Places,
+    SudoDoor,
+    choose,
+    clear_problem,
+    grant_problem,
+    read_granted,
+)
 from orchestrator.box.engines import ENGINES, Launch, OwnCache
 from orchestrator.box.owncaches import OwnCaches, proposed
 from orchestrator.box.services import make_service
@@ -426,6 +435,96 @@ def test_a_launcher_and_its_program_are_the_same_word_by_word(changed):
         coldboot_box.check_command(tuple(changed.split()), (own,))
 
 
+# --- the unit's own commands -----------------------------------------------------------------------------------------
+
+PLAIN = "[Service]\nUser=svc\nExecStart=/v/vllm serve m --port 1\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        *("ExecStartPre=+/opt/pull.sh", "ExecStartPre=!/opt/x", "ExecStartPost=!!/opt/x", "ExecStopPost=-+/opt/x"),
+        *(
+            "ExecStop=@:!/opt/x y",
+            "ExecCondition = +/opt/x",
+            "ExecReload=+/bin/kill -HUP $MAINPID",
+            "ExecStart=+/opt/x",
+        ),
+        *("ExecStartPre=/bin/true ; +/opt/x", 'ExecStartPre="+/opt/x"', "ExecStartPre=\\\n  # y\n  +/opt/x"),
+        *("ExecStartPre=\\x2b/opt/x", "ExecReloadPost=|+/opt/x", "ExecStartPre=/bin/true\nExecStartPre=+/opt/x"),
+        *("PermissionsStartOnly=yes\nExecStartPre=/opt/x", "ExecStopPost=/opt/x\nPermissionsStartOnly=1"),
+        *("# a comment \\\nExecStartPre=+/opt/x", "ExecStartPre=/a \\\\\nExecStartPost=+/opt/x"),
+    ],
+)
+def test_a_command_with_more_rights_than_the_units_user_is_seen_in_the_unit_and_in_a_drop_in(lines):
+    assert coldboot_box.privileged_lines((f"{PLAIN}{lines}\n",))
+    assert coldboot_box.privileged_lines((PLAIN, "[Service]\nNice=1\n", f"[Service]\n{lines}\n"))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *((PLAIN,), (f"{PLAIN}ExecStartPre=-/opt/x + !\nExecReload=:/bin/kill $MAINPID\n",)),
+        (f"{PLAIN}ExecStartPre=+/opt/x\n", "[Service]\nExecStartPre=\nExecStartPre=/opt/x\n"),
+        (f"{PLAIN}PermissionsStartOnly=yes\n",),
+        (f"{PLAIN}PermissionsStartOnly=yes\nExecStopPost=/x\n", "[Service]\nPermissionsStartOnly=no\n"),
+        (f"{PLAIN}#ExecStartPre=+/opt/x\n[X-A]\nExecStartPre=+/opt/x\n",),
+        (f"{PLAIN}ExecSearchPath=+/opt\n",),
+    ],
+)
+def test_a_unit_whose_commands_are_its_users_has_none(texts):
+    assert coldboot_box.privileged_lines(texts) == ()
+
+
+def test_a_unit_with_such_a_command_is_refused_by_the_helper_unless_root_says_yes_and_told_before():
+    text = f"{PLAIN}ExecStartPre=+/opt/pull.sh\n"
+    for conf, texts, loaded in (
+        ("", (text,), {}),
+        # The files say nothing, and systemd has loaded it: they were changed since.
+        ("", (PLAIN,), {"ExecStartPreEx": "{ path=/x ; argv[]=/x ; flags=ignore-failure privileged ; pid=0 }"}),
+        (
+            "",
+            (PLAIN,),
+            {"ExecStopPostEx": "{ path=/x ; argv[]=/x ; flags= }\n{ path=/x ; argv[]=/x ; flags=no-setuid }"},
+        ),
+        ("root yes\n", (text,), {}),
+        ("", (PLAIN,), {"ExecStartPreEx": "{ path=/x ; argv[]=/x ; flags=ignore-failure ; pid=0 }"}),
+    ):
+        made = coldboot_box.Unit(coldboot_box.Conf(UNIT, f"login alex\n{conf}"), 1000)
+        made._texts, made._shown = texts, {"LoadState": "loaded", **loaded}
+        if conf or (texts == (PLAIN,) and not re.search("privileged|no-setuid", str(loaded))):
+            made.refuse_privileged()
+            continue
+        with pytest.raises(Refused, match=r"more rights than its user.*run it as the unit's user.*`root yes`"):
+            made.refuse_privileged()
+    unit = replace(facts(), privileged=coldboot_box.privileged_lines((text,)))
+    wrong = grant_problem(GRANTED, unit, CACHES[0])
+    assert wrong is not None
+    assert "'ExecStartPre=+/opt/pull.sh'" in wrong[0]
+    assert grant_problem(replace(GRANTED, root=True), unit, CACHES[0]) is None
+    assert grant_problem(GRANTED, facts(), CACHES[0]) is None
+
+
+def test_a_variable_that_the_units_own_commands_name_is_refused_unless_it_is_allowed_by_name(service):
+    texts = (
+        f"{PLAIN}ExecStartPre=/bin/test -d ${{MODEL_DIR}}/x $HOOK\nExecStopPost=/bin/sh -c 'exec $$AFTER'\n",
+        "[Service]\nExecStart=/v/vllm serve $MODEL\nExecStartPost=/x $OLD\nExecStartPost=\n# $NO\nNice=$NO\n",
+    )
+    own = coldboot_box.mentioned(texts)
+    assert own == ("AFTER", "HOOK", "MODEL", "MODEL_DIR")
+    for name in own:
+        with pytest.raises(Refused, match=f"^{name} is named by the unit's own commands; `env {name}`"):
+            coldboot_box.check_variables({name: "/x"}, (), CACHES, own)
+        coldboot_box.check_variables({name: "/x"}, (name,), CACHES, own)
+    coldboot_box.check_variables({"MODEL_DIR2": "/x", "COLDBOOT_ARGS": "x"}, (), CACHES, own)
+    with pytest.raises(Refused, match="COLDBOOT_ARGS is named"):
+        coldboot_box.check_variables({"COLDBOOT_ARGS": "x"}, (), CACHES, ("COLDBOOT_ARGS",))
+    made = files(service, launch(env={"MODEL_DIR": "/x"}))
+    helped().install(*made, whole=True)
+    with pytest.raises(UsageError, match="MODEL_DIR is named by the unit's own commands"):
+        replace(helped(), mentioned=own).install(*made, whole=True)
+
+
 # --- names, paths, configuration -------------------------------------------------------------------------------------
 
 
@@ -732,7 +831,7 @@ def test_the_program_is_one_file_of_the_standard_library_for_python_3_9(tmp_path
 
 def test_a_changed_program_has_a_new_version():
     """When this fails: raise VERSION if a campaign of ours needs the change, and write the new digest here."""
-    assert (coldboot_box.VERSION, helper.digest()[:12]) == (2, "fed588b97a23")
+    assert (coldboot_box.VERSION, helper.digest()[:12]) == (3, "ccebd06eaa61")
 
 
 def test_run_by_somebody_else_than_root_it_does_nothing(tmp_path):

@@ -24,11 +24,13 @@ library. sudoers lets a login run exactly this file, with whatever arguments: it
     clear /home/svc/.cache/vllm       a cache of the unit's own that may be set aside, this one; once for each
     program /opt/new/bin/python -m x  how a command besides the installed one may begin; once for each. The caller
                                       chooses what follows: say all up to where the program's own flags begin
-    env PYTHONPATH                    a variable that may be set although it can load code; once for each
-    root yes                          the unit may run as root: then the callers are root
+    env PYTHONPATH                    a variable that may be set although it can load code, or although a command of the
+                                      unit's own names it; once for each
+    root yes                          the unit may run as root, or have commands that do: then the callers are root
 
 What a caller gets: the unit's life, and the flags and variables of its own program, under its own user, group and
-sandbox. Flags of an engine can load code, as that user. Root is not given away; a unit that runs as root is refused.
+sandbox. Flags of an engine can load code, as that user. Root is not given away; a unit that runs as root is refused,
+and one with a command that has more rights than its user (`ExecStartPre=+…`): it would be given the same variables.
 
 Nothing that a caller says is ever read by a shell, or written into a file of systemd's unless it is, line by line, what
 Coldboot writes. Exit codes: 0 done, 3 refused, 4 wrong words; else what failed.
@@ -42,7 +44,7 @@ import re
 import stat
 import sys
 
-VERSION = 2
+VERSION = 3
 HERE = "/usr/local/sbin/coldboot-box"
 CONFIG = "/etc/coldboot-box"
 UNITS = "/run/systemd/system"
@@ -86,6 +88,8 @@ _SECONDS = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 _VARIABLE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\`$]|\\["\\`$])*)"\n')
 _ARGUMENT = re.compile(r'([A-Za-z0-9_./:=,+@^%${}\[\]~-]+)|"((?:[^"\\]|\\["\\])*)"')
 _PREFIXES = "-@:+!"
+_NO_COMMANDS = ("ExecPaths", "ExecSearchPath")
+_LINES = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecStop", "ExecStopPost")
 _PYTHON = re.compile(r"python[0-9.]*")
 _PYTHON_FLAG = re.compile(r"-[bBdEiIOPqsSuvx]+|-[XW][A-Za-z0-9_=.:-]*")
 # Programs that start another one, and what of their own may stand before it: flags, and numbers of CPUs and nodes.
@@ -204,10 +208,19 @@ def read_variables(text: str) -> dict[str, str]:
     return found
 
 
-def check_variables(found: dict[str, str], allowed: tuple[str, ...], caches: tuple[str, ...]) -> None:
-    """Refuses variables that can load code, and caches that lie elsewhere, unless they are allowed by name."""
+def check_variables(
+    found: dict[str, str], allowed: tuple[str, ...], caches: tuple[str, ...], own: tuple[str, ...] = ()
+) -> None:
+    """Refuses variables that can load code, that the unit's `own` commands name, and caches that lie elsewhere.
+
+    What is `allowed` by name may be any of these.
+    """
     for name, value in found.items():
-        if name in allowed or name == ARGS:
+        if name in allowed:
+            continue
+        if name in own:
+            raise Refused(f"{name} is named by the unit's own commands; `env {name}` in its configuration allows it")
+        if name == ARGS:
             continue
         if _CACHES.fullmatch(name):
             if not below(value, caches):
@@ -279,16 +292,75 @@ def check_command(words: tuple[str, ...], heads: tuple[tuple[str, ...], ...]) ->
 
 def installed_head(texts: tuple[str, ...]) -> tuple[str, ...]:
     """The head of the command that a unit file and its drop-ins set; empty when it is not written plainly."""
-    command = ""
+    command = ([""] + [value for key, value in service_lines(texts) if key == "ExecStart"])[-1]
+    return head(tuple(command.lstrip(_PREFIXES.replace("@", "")).split()))
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines with what continues them; comments are skipped before that, also those that end in a backslash."""
+    found, joined = [], ""
+    for raw in re.split(r"\r\n|\n\r|[\n\r\0]", text.lstrip("\ufeff")):
+        if raw.strip()[:1] in ("#", ";"):
+            continue
+        joined += raw
+        if (len(joined) - len(joined.rstrip("\\"))) % 2:
+            joined = joined[:-1] + " "
+            continue
+        found.append(joined.strip())
+        joined = ""
+    return [*found, joined.strip()]
+
+
+def service_lines(texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Keys and values of the [Service] of a unit file and its drop-ins, in the order in which systemd reads them."""
+    found = []
     for text in texts:
         section = ""
-        for raw in re.sub(r"\\\n(?:[ \t]*[#;][^\n]*\n)*", " ", text).split("\n"):
-            line = raw.strip()
+        for line in _logical_lines(text):
+            key, equals, value = line.partition("=")
             if line.startswith("["):
                 section = line
-            elif section == "[Service]" and re.match(r"ExecStart[ \t]*=", line):
-                command = line.partition("=")[2].strip()
-    return head(tuple(command.lstrip(_PREFIXES.replace("@", "")).split()))
+            elif section == "[Service]" and equals:
+                found.append((key.strip(), value.strip()))
+    return found
+
+
+def _commands(texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The lines of commands that hold: an empty one takes those of its key before it away."""
+    kept: list[tuple[str, str]] = []
+    for key, value in service_lines(texts):
+        if key.startswith("Exec") and key not in _NO_COMMANDS:
+            kept = [*kept, (key, value)] if value else [each for each in kept if each[0] != key]
+    return kept
+
+
+def privileged_lines(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Commands of a unit that run with more rights than its user has, and would be given a caller's variables."""
+    commands = _commands(texts)
+    only = [value for key, value in service_lines(texts) if key == "PermissionsStartOnly" and value]
+    others = only and only[-1].lower() not in ("no", "n", "false", "f", "off", "0")
+    return tuple(
+        f"{key}={value}"
+        for key, value in commands
+        if (others and key != "ExecStart")
+        # A line may hold several commands, each with its own prefixes; quotes may stand around the word with them.
+        or any(re.match(r"[\"']*[-@:|]*(?:[+!]|\\)", one) for one in re.split(r"(?:^|\s);\s+", value))
+    )
+
+
+def privileged_words(unit: str, line: str) -> str:
+    """Why a unit with such a command is refused, and what to do."""
+    return (
+        f"{unit} has a command with more rights than its user, which would be given the caller's variables: "
+        f"{line[:200]!r}; run it as the unit's user, or from a unit of its own (Requires= and After=); "
+        f"`root yes` in {unit}.conf allows it, and then the callers may be root"
+    )
+
+
+def mentioned(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Variables that a unit's own commands name: by systemd, or by a shell that they start (`$$NAME`)."""
+    names = {name for _, value in _commands(texts) for name in re.findall(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)", value)}
+    return tuple(sorted(names))
 
 
 def filled(template: str, values: dict[str, str]) -> str:
@@ -389,8 +461,12 @@ def ask(*argv: str) -> str:
 def properties(unit: str, *names: str) -> dict[str, str]:
     """Properties of a unit, as systemd tells them."""
     wanted = [word for name in names for word in ("-p", name)]
-    lines = ask("systemctl", "show", "--no-pager", *wanted, "--", unit).splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)
+    found: dict[str, str] = {}
+    for line in ask("systemctl", "show", "--no-pager", *wanted, "--", unit).splitlines():
+        name, equals, value = line.partition("=")
+        # A property with several commands is said on a line for each.
+        found[name] = f"{found[name]}\n{value}" if name in found and equals else value
+    return found
 
 
 def given() -> str:
@@ -475,6 +551,7 @@ class Unit:
         self.name = conf.unit
         self.owner = owner
         self._shown: dict[str, str] = {}
+        self._texts: tuple[str, ...] | None = None
         self.place = f"{UNITS}/{self.name}.d"
         self.ours = f"{OURS}/{self.name}"
         plain = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name[: -len(".service")])
@@ -484,7 +561,8 @@ class Unit:
     def shown(self) -> dict[str, str]:
         """What systemd says of it, asked once."""
         if not self._shown:
-            self._shown = properties(self.name, "LoadState", "User", "DynamicUser", "FragmentPath", "DropInPaths")
+            asked = ("LoadState", "User", "DynamicUser", "FragmentPath", "DropInPaths")
+            self._shown = properties(self.name, *asked, *(f"{line}Ex" for line in _LINES))
         return self._shown
 
     def user(self) -> pwd.struct_passwd:
@@ -505,16 +583,36 @@ class Unit:
             )
         return found
 
+    def texts(self) -> tuple[str, ...]:
+        """The unit file and its drop-ins without ours, read once."""
+        if self._texts is None:
+            shown = self.shown()
+            drop_ins = [path for path in shown.get("DropInPaths", "").split() if path != f"{self.place}/{DROP_IN}"]
+            read = []
+            for path in (shown.get("FragmentPath", ""), *drop_ins):
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    read.append(file.read(LIMIT))
+            self._texts = tuple(read)
+        return self._texts
+
+    def refuse_privileged(self) -> None:
+        """Refuses a unit whose own commands have more rights than its user: our variables are theirs, too."""
+        if self.conf.root:
+            return
+        shown = self.shown()
+        found = privileged_lines(self.texts())
+        # What systemd has loaded, in its own words; the files are what it reads next.
+        found += tuple(
+            line
+            for line in _LINES
+            if re.search(r" ; flags=[^;]*\b(?:privileged|no-setuid|ambient)\b", shown.get(line + "Ex", ""))
+        )
+        if found:
+            raise Refused(privileged_words(self.name, found[0]))
+
     def heads(self) -> tuple[tuple[str, ...], ...]:
         """How a command of this unit may begin."""
-        shown = self.shown()
-        drop_ins = [path for path in shown.get("DropInPaths", "").split() if path != f"{self.place}/{DROP_IN}"]
-        texts = []
-        for path in (shown.get("FragmentPath", ""), *drop_ins):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                texts.append(file.read(LIMIT))
-        own = installed_head(tuple(texts))
-        return (*self.conf.programs, own) if own else self.conf.programs
+        return (*self.conf.programs, installed_head(self.texts()))
 
     # each verb: what is left of the words is what it may be given
 
@@ -540,7 +638,8 @@ class Unit:
         variables = read_variables(text)
         if ARGS not in variables:
             raise Refused(f"the variables: {ARGS} is not among them")
-        check_variables(variables, self.conf.env, self.conf.caches)
+        self.refuse_privileged()
+        check_variables(variables, self.conf.env, self.conf.caches, mentioned(self.texts()))
         check_command((program, *read_arguments(variables[ARGS])), self.heads())
         put(f"{self.place}/{VARIABLES}", text, mode=0o600)
 

@@ -216,6 +216,8 @@ def grant_problem(granted: Granted | None, unit: UnitFacts, place: str) -> tuple
             f"{unit.name} runs as root: whoever may set its flags is root, and coldboot-box refuses that",
             f"give the unit a User= of its own; or, if its callers may be root: echo 'root yes' | sudo tee -a {conf}",
         )
+    if unit.privileged and not granted.root:
+        return coldboot_box.privileged_words(unit.name, unit.privileged[0]), f"systemctl edit --full {unit.name}"
     if not coldboot_box.below(place, granted.caches):
         return (
             f"cold caches would lie in {place}, which coldboot-box does not allow for {unit.name}",
@@ -244,11 +246,15 @@ def clear_problem(clears: Sequence[str], unit: str, paths: Sequence[str]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class HelperDoor:
-    """Each change is one call of the helper. `installed` is production's own command."""
+    """Each change is one call of the helper.
+
+    `installed` is production's own command, `mentioned` the variables that production's own commands name.
+    """
 
     at: Places
     granted: Granted
     installed: tuple[str, ...]
+    mentioned: tuple[str, ...] = ()
 
     def _call(self, why: str, *words: str, given: str | None = None) -> Action:
         return Action(why, (HELPER, self.at.unit, *words), input=given, as_user=self.at.as_user)
@@ -267,7 +273,7 @@ class HelperDoor:
         try:
             program = coldboot_box.check_drop_in(drop_in, self.at.unit, granted.caches)
             found = coldboot_box.read_variables(variables)
-            coldboot_box.check_variables(found, granted.env, granted.caches)
+            coldboot_box.check_variables(found, granted.env, granted.caches, self.mentioned)
             words = coldboot_box.read_arguments(found.get(coldboot_box.ARGS, ""))
             coldboot_box.check_command((program, *words), heads)
         except coldboot_box.Refused as why:
@@ -302,7 +308,15 @@ class HelperDoor:
         return (self._call("no restore by itself any more", "disarm"),)
 
 
-def choose(at: Places, wanted: str | None, granted: Granted | None, installed: Sequence[str], install: str) -> Door:
+def choose(
+    at: Places,
+    wanted: str | None,
+    granted: Granted | None,
+    installed: Sequence[str],
+    install: str,
+    *,
+    mentioned: Sequence[str] = (),
+) -> Door:
     """The way that is used: the helper where it is there and allowed, unless the box says `root: sudo`.
 
     Args:
@@ -311,6 +325,7 @@ def choose(at: Places, wanted: str | None, granted: Granted | None, installed: S
         granted: what the helper said; None: there is none, or it may not be used.
         installed: production's own command.
         install: the command that installs the helper, for whoever is told to.
+        mentioned: variables that production's own commands name.
 
     Raises:
         BoxError: the helper is asked for and cannot be used, or it is another version than ours.
@@ -334,4 +349,4 @@ def choose(at: Places, wanted: str | None, granted: Granted | None, installed: S
         if wanted is None:
             return SudoDoor(at)
         raise BoxError(f"coldboot-box does not know {at.unit}, or not for {at.login}", hint=f"add it: {install}")
-    return HelperDoor(at, granted, tuple(installed))
+    return HelperDoor(at, granted, tuple(installed), tuple(mentioned))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from orchestrator.box import caches, commands, unitfile
+from orchestrator.box import caches, coldboot_box, commands, unitfile
 from orchestrator.box.aside import Aside
 from orchestrator.box.commands import HELPER
 from orchestrator.box.deadman import BEAT, FIRED, DeadMan, was_active
@@ -210,8 +210,10 @@ class SystemdService:
         Raises:
             BoxError: the box asks for the helper, which cannot be used.
         """
-        installed = () if self._facts is None else self._facts.argv
-        return choose(self._places, self._box.root, self._granted, installed, install_command(self._box))
+        facts = self._facts
+        argv, mentioned = ((), ()) if facts is None else (facts.argv, facts.mentioned)
+        install = install_command(self._box)
+        return choose(self._places, self._box.root, self._granted, argv, install, mentioned=mentioned)
 
     @property
     def granted(self) -> Granted | None:
@@ -262,6 +264,7 @@ class SystemdService:
         theirs = tuple(path for path in drop_ins if path != self.drop_in)
         self._refuse_later_drop_ins(theirs)
         texts = [files[path] for path in (shown["FragmentPath"], *theirs) if path in files]
+        installed = tuple(texts)
         if self._box.unit_file is not None:
             texts = [_read_local(self._box)]
         unit = unitfile.parse(*texts)
@@ -282,6 +285,8 @@ class SystemdService:
             main_pid=int(shown.get("MainPID") or 0) or None,
             environment_files=tuple(path for path, _ in paths),
             our_drop_in=parts["ours"].strip() == "yes",
+            privileged=coldboot_box.privileged_lines(installed),
+            mentioned=coldboot_box.mentioned(installed),
         )
         self._granted = read_granted(parts.get("helper", ""), self.name)
         self._facts = replace(self._facts, helper=self._by_granted())

@@ -24,7 +24,8 @@ class UnitFacts:
 
     `argv` and `env` are what the unit itself asks for. `environment_files` override `Environment=`, so ours has to be
     one too where they exist. `main_pid` is None when it does not run. `cache_root` is where cold caches go unless the
-    box says otherwise; None: below `home`. `helper`: what needs root is done by `coldboot-box` on the box.
+    box says otherwise; None: below `home`. `helper`: what needs root is done by `coldboot-box` on the box. `privileged`
+    are its commands that run with more rights than its user, `mentioned` the variables that its own commands name.
     """
 
     name: str
@@ -41,6 +42,8 @@ class UnitFacts:
     our_drop_in: bool = False
     cache_root: str | None = None
     helper: bool = False
+    privileged: tuple[str, ...] = ()
+    mentioned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

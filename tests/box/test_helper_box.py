@@ -404,6 +404,41 @@ def test_a_unit_that_runs_as_root_is_refused_unless_root_allows_it(service, box_
     assert call(box, NAME, "install", feed=given_).returncode == 0
 
 
+def test_a_unit_with_a_command_of_roots_is_refused_and_its_own_variables_are_not_the_callers(
+    service, box_with_helper, ssh
+):
+    box = box_with_helper
+    plain = UNIT.replace("User=alex", "User=svc\nEnvironment=MODEL_DIR=/tmp")
+    roots = plain.replace("[Service]\n", "[Service]\nExecStartPre=+/bin/sh -c '[ -d $MODEL_DIR ] || $MODEL_DIR'\n")
+    users = plain.replace("[Service]\n", "[Service]\nExecStartPre=/bin/test -d ${MODEL_DIR}\n")
+    harmless, hostile = whole(service, launch()), whole(service, launch(env={"MODEL_DIR": "/bin/sh"}))
+    assert plain not in (roots, users)
+    box.write_unit(NAME, roots)
+    for given_ in (harmless, hostile):
+        done = call(box, NAME, "install", feed=given_)
+        assert (done.returncode, "more rights than its user" in done.stderr) == (3, True), done
+    with pytest.raises(BoxError, match="more rights than its user") as refused:
+        make_service(ssh, spec(), None).describe()
+    assert "ExecStartPre=+/bin/sh" in str(refused.value)
+    assert left_on(box) == ""
+    # The file is mended, and systemd has not read it yet, as the unit runs: what it would start is what counts.
+    box.sh(("systemctl", "start", NAME))
+    (box.root / f"etc/systemd/system/{NAME}").write_text(users)
+    done = call(box, NAME, "install", feed=harmless)
+    assert (done.returncode, "variables: 'ExecStartPre';" in done.stderr) == (3, True), done
+    box.sh(("systemctl", "stop", NAME))
+    box.write_unit(NAME, users)
+    done = call(box, NAME, "install", feed=hostile)
+    assert (done.returncode, "MODEL_DIR is named by the unit's own commands" in done.stderr) == (3, True), done
+    assert left_on(box) == ""
+    assert call(box, NAME, "install", feed=harmless).returncode == 0
+    box.write_unit(NAME, roots)
+    assert call(box, NAME, "arguments", feed=drop_in(service, launch())[1]).returncode == 3
+    conf = box.root / CONF.lstrip("/")
+    conf.write_text(conf.read_text() + "root yes\nenv MODEL_DIR\n")
+    assert call(box, NAME, "install", feed=hostile).returncode == 0
+
+
 def test_links_lead_nowhere(service, box_with_helper):
     box = box_with_helper
     words = "tag=b-0123456789\nnames=a b/c\n"
