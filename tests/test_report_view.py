@@ -518,3 +518,18 @@ def test_a_number_has_its_unit_on_a_phones_card_and_in_the_terminals_head(made, 
     assert 'data-label="tok/s at 8"' in FORMATS["report.html"](view)
     head = plain(made.verdicts, 80).splitlines()[1:4]
     assert any(line.split() == ["tok/s"] * 4 for line in head), head
+
+
+def test_beside_name_and_verdict_neither_is_said_again(made):
+    said = {one.name: words.why(one) for one in made.verdicts.variants}
+    assert said["spec-3"].startswith("it died before the trials in 3 of 3 cold boots")
+    assert said["spec-1"].startswith("wins provisionally with 195.3 tok/s")
+    assert said["no-spec"].startswith("135.0 tok/s (at 1, 2, 4 and 8 streams")
+    # One way to print a spread: the tolerance beside it is 5.0 %.
+    assert "spread 56.3 %, at least 32.5 % (95 %), where 5.0 % is tolerated" in said["spec-8"]
+
+
+def test_a_benign_end_is_one_word(view):
+    table = table_of(view, "boot_table", "Boots in the order")
+    column = table.columns.index("journal")
+    assert {row[column] for row in table.rows if row[3] == "completed"} == {"benign_shutdown"}

@@ -164,7 +164,8 @@ def _outcome_row(boot: BootView) -> tuple[str, ...]:
     ended, answer = boot.ended, boot.answer
     journal: tuple[str | None, ...] = ()
     if answer is not None:
-        journal = answer.outcome, answer.phase, answer.cause
+        # A benign end's cause says all three.
+        journal = (answer.cause,) if answer.outcome == "benign" else (answer.outcome, answer.phase, answer.cause)
     elif boot.result is not None:
         journal = boot.result.phase, boot.result.cause
     return (

@@ -106,9 +106,7 @@ def reasons(verdicts: Verdicts) -> RenderableType:
         answer = Text(words.answer(variant), style=_STYLES[variant.verdict])
         if variant.verdict == "WINNER" and verdicts.provisional:
             answer.append("\nprovisional", style="dim")
-        why = words.clean(variant.sentence).removeprefix(f"{words.clean(variant.name)} ")
-        why = why.removeprefix(f"is {variant.verdict.lower()}: ")
-        grid.add_row(Text(words.clean(variant.name)), answer, Text(why))
+        grid.add_row(Text(words.clean(variant.name)), answer, Text(words.why(variant)))
     stamp = [Text(f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}", style="bold yellow")] if verdicts.rehearsal else []
     notes = [Text(words.clean(f"Note: {note}."), style="yellow") for note in verdicts.notes]
     return Group(*stamp, grid, *notes)

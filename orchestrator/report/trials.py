@@ -244,7 +244,7 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
         ),
     )
     at = words.level_column(cell.verdict.level for variant in variants for cell in variant.cells)
-    columns: tuple[str, ...] = ("variant", at, "fastest", "slowest", "tok/s", "A", "S", "moved", "SM MHz")
+    columns: tuple[str, ...] = ("variant", at, "fastest", "slowest", "tok/s", "A", "S, steps/s", "moved", "SM MHz")
     if all(row[-1] == words.ABSENT for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     table = Table("Fastest against slowest boot", columns, tuple(rows), numeric=frozenset({1, 4, 5, 6, 8}))

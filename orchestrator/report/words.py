@@ -108,6 +108,12 @@ def answer(variant: VariantVerdict) -> str:
     return "not booted yet" if variant.verdict == "UNDECIDED" and variant.boots == 0 else variant.verdict
 
 
+def why(variant: VariantVerdict) -> str:
+    """A variant's sentence beside its name and verdict, which it does not say again."""
+    said = clean(variant.sentence).removeprefix(f"{clean(variant.name)} ")
+    return said.removeprefix(f"is {variant.verdict.lower()}: ").removeprefix("is ")
+
+
 def agreement(cell: CellVerdict) -> str | None:
     """What the agreement of a cell's boots is worth; None where nothing agrees (statistics: 1 − 0.05^(1/n))."""
     values = sum(value is not None for value in cell.by_boot)

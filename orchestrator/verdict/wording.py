@@ -148,9 +148,14 @@ def _drop(drop: Drop) -> str:
 def _wide(cell: CellVerdict, tolerance: float) -> str:
     return (
         f"it does not reproduce at {streams((cell.level,))}{_state(cell.cache)}: its boots gave "
-        f"{values(cell.by_boot)}, sd of logs {cell.spread:.3g}, at least {cell.spread_lower:.3g} (95 %), "
-        f"where {tolerance:g} is tolerated"
+        f"{values(cell.by_boot)}, spread {_share(cell.spread)}, at least {_share(cell.spread_lower)} (95 %), "
+        f"where {_share(tolerance)} is tolerated"
     )
+
+
+def _share(spread: float | None) -> str:
+    """A spread as reports print it everywhere: `47.7 %`."""
+    return "unknown" if spread is None else f"{spread * 100:.1f} %"
 
 
 def _errors(case: Case) -> str:
