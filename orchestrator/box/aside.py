@@ -57,7 +57,10 @@ mine() {
   [ "$id" != "$now" ] || return 0
   { read -r stat </proc/1/stat && read -r uptime _ </proc/uptime; } 2>/dev/null || return 1
   set -- ${stat##*) }
-  begun=$(($(date +%s) - ${uptime%.*} + ${20} / $(getconf CLK_TCK)))
+  # In hundredths: a machine may be back within a second of its last write.
+  now=$(date +%s%N) up_for=${uptime%.*}${uptime#*.}
+  begun=$((now / 10000000 - up_for + ${20} * 100 / $(getconf CLK_TCK)))
+  begun=$((begun / 100)).$(printf %02d $((begun % 100)))
   [ -z "$(find "$d" -newerct "@$begun" -print 2>&1 | head -n 1)" ]
 }
 keep() {
