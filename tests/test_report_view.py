@@ -533,3 +533,8 @@ def test_a_benign_end_is_one_word(view):
     table = table_of(view, "boot_table", "Boots in the order")
     column = table.columns.index("journal")
     assert {row[column] for row in table.rows if row[3] == "completed"} == {"benign_shutdown"}
+
+
+def test_of_two_thousand_boots_that_disagree_a_table_shows_the_first_dozen_and_says_how_many_more():
+    assert words.one_by_one([124.8, 46.8]) == ("124.8", "46.8")
+    assert words.one_by_one([1.0] * 2000) == ("1.0",) * 12 + ("and 1988 more",)

@@ -83,7 +83,7 @@ def _cells(cells: list[tuple[CellVerdict, str | None]], *, several: bool) -> Tex
     for cell, lost in cells:
         if len(said):
             said.append("\n")
-        values = [words.number(value) for value in cell.by_boot if value is not None]
+        values = words.one_by_one([value for value in cell.by_boot if value is not None])
         if cell.reproducibility == "DOES_NOT_REPRODUCE":
             said.append("\n".join(values), style="red")
         elif cell.estimate is None and lost is not None:

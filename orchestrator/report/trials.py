@@ -198,7 +198,7 @@ def _quantile_cells(trials: Sequence[TrialEnded], *, by_boot: bool) -> tuple[str
     def middle(read: Callable[[TrialEnded], Quantiles], name: Literal["p50", "p99"]) -> str:
         found = [value for trial in trials if (value := getattr(read(trial), name)) is not None]
         if by_boot and found:
-            return " · ".join(words.number(value) for value in found)
+            return " · ".join(words.one_by_one(found))
         return words.number(median(found) if found else None)
 
     return tuple(

@@ -38,6 +38,7 @@ REPRODUCIBILITY: dict[Reproducibility, str] = {
     "UNDECIDED": "not yet vouched for",
 }
 # What a mark beside a value means; `=` and `≠` are told where they stand.
+ONE_BY_ONE = 12
 OPEN = "not yet vouched for: it takes six boots at least, and a spread surely within the tolerance"
 
 
@@ -56,6 +57,12 @@ def number(value: float | None, digits: int = 1) -> str:
     if value is None:
         return ABSENT
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.{digits}f}"
+
+
+def one_by_one(values: Sequence[float]) -> tuple[str, ...]:
+    """The values of boots of which no mean speaks; of very many the first, and how many more there are."""
+    shown = tuple(number(value) for value in values[:ONE_BY_ONE])
+    return shown if len(values) <= ONE_BY_ONE else (*shown, f"and {len(values) - ONE_BY_ONE} more")
 
 
 def percent(fraction: float | None, digits: int = 0) -> str:
