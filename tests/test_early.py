@@ -10,8 +10,10 @@ import pytest
 
 from orchestrator import early
 
-LOADING = "from orchestrator import early; early.until_begun(); print('loading', flush=True); input()"
-BEGUN = "from orchestrator import early; early.until_begun(); early.begun(); print('begun', flush=True); input()"
+# Whoever runs these tests in the background of a shell has SIGINT ignored, and so would these.
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from orchestrator import early; "
+LOADING = f"{HEARS}early.until_begun(); print('loading', flush=True); input()"
+BEGUN = f"{HEARS}early.until_begun(); early.begun(); print('begun', flush=True); input()"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])

@@ -91,7 +91,7 @@ class Production:
         self.folder = folder / "of production"
         self.folder.mkdir()
         self.log = self.folder / "it's log"
-        self.env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONPATH": str(ROOT), **env}
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "PYTHONPATH": str(ROOT), **env}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 argv,

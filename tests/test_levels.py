@@ -434,7 +434,7 @@ def test_every_format_tells_the_length(view):
     texts = {name: render(view) for name, render in FORMATS.items()}
     assert "| tok/s at 8@8000 |" in texts["report.md"]
     assert "8@8000 is 8 streams with prompts of 8000 tokens" in texts["report.md"]
-    assert 'data-label="at 8@8000"' in texts["report.html"]
+    assert 'data-label="tok/s at 8@8000"' in texts["report.html"]
     out = fromstring(texts["junit.xml"]).find(".//system-out")  # noqa: S314 - our own text
     assert "at 1@512: 80.0 tok/s" in out.text
     rows = list(csv.DictReader(io.StringIO(texts["cells.csv"])))

@@ -72,7 +72,7 @@ def verdicts(experiment):
 
 
 def test_the_plan_names_the_levels_before_anything_is_started(said, experiment):
-    assert "at 1@64, 4@64, 1@2000, 4@2000: 0.65 s each, about 64, 2000 tokens in, 12 out" in said["plan"]
+    assert "at 1@64, 4@64, 1@2000, 4@2000: 0.65 s each, 64, 2000 tokens in, 12 tokens out" in said["plan"]
     assert json.loads((experiment / "plan.json").read_text())["input_tokens"] == [64, 2000]
 
 
