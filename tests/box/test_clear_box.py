@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from faults import await_true
 from nspawn import Box, free_port
 
 from orchestrator.box.engines import OwnCache
@@ -76,16 +75,6 @@ OURS = (
     "find /etc/systemd /run /home/alex /var/cache -name '*coldboot*' ! -path '/run/systemd/units/*' 2>/dev/null"
     " | grep -v -e '^/run/coldboot$' -e '^/home/alex/.cache/coldboot$' -e coldboot-faults -e coldboot-rehearsal"
 )
-
-
-def await_true(what: Callable[[], bool], seconds: float, word: str) -> None:
-    pause = threading.Event()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if what():
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"{word} did not come within {seconds:g} s")
 
 
 def serves() -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults import await_true
 from nspawn import Box
-from test_clear_box import GUARD, OURS, SMALL, STATE, UNIT, UNIT_TEXT, Stage, await_true, serves
+from test_clear_box import GUARD, OURS, SMALL, STATE, UNIT, UNIT_TEXT, Stage, serves
 
 from orchestrator.box import coldboot_box
 from orchestrator.box.commands import HELPER
