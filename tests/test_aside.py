@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import secrets
 import shutil
 import subprocess
 from dataclasses import replace
@@ -318,7 +319,8 @@ def test_a_box_of_plain_processes_is_told_so_with_file_and_line_before_anything_
 
 
 def test_the_room_on_each_disk_is_told_also_where_a_cache_is_not_there_yet(stage):
-    rows = stage.door.free_mib(stage.unit, (*stage.own, OwnCache("/nowhere/at/all")))
+    absent = f"/absent-{secrets.token_hex(8)}/at/all"
+    rows = stage.door.free_mib(stage.unit, (*stage.own, OwnCache(absent)))
     assert [at for _, at in rows] == [str(stage.cache), str(stage.home), "/"]
     assert abs(rows[0][0] - shutil.disk_usage(stage.home).free // 2**20) < 1024
     assert stage.door.free_mib(stage.unit, ()) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from orchestrator.box.services import make_service
 from orchestrator.matrix import load_matrix
 from orchestrator.survey import Options
 
+ABSENT = Path(f"/absent-{secrets.token_hex(8)}")
 CAMPAIGN_FILES = "/run/systemd/system/vllm-qwen.service.d/zz-coldboot.conf"
 
 
@@ -61,7 +63,7 @@ def sick(production, ssh, install_sudoers, tmp_path):
 
 
 def command(sick, *words) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "invoke", "doctor", "--matrix", str(sick.matrix), "--out", "/nowhere", *words)
+    argv = (sys.executable, "-m", "invoke", "doctor", "--matrix", str(sick.matrix), "--out", str(ABSENT), *words)
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -82,7 +84,7 @@ def test_a_box_in_good_order_has_nothing_to_mend(sick):
     assert by_name["engine"]["said"].startswith("coldboot")
     assert abs(by_name["clock"]["number"]) < 1
     assert all(one["mend"] for one in found["checks"] if one["level"] != "ok")
-    assert not Path("/nowhere").exists()
+    assert not ABSENT.exists()
 
 
 def test_missing_sudo_lines_stand_there_ready_to_paste_and_mend_it(sick, install_sudoers):
