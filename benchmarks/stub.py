@@ -4,8 +4,8 @@ One process, plain sockets, a heap of what is due: every chunk is a send of its 
 gap, as tokens of independent streams come from a real server (an event loop's timers would send them in bunches of a
 millisecond). It serves until its stdin closes, and prints lines: its port, `first` when the first request of the load
 has come, `ended` when the last answer of so many has gone out. `GET /truth` tells how long each request really waited
-for its first token (seconds from the request's last byte), and how many answers there were. What clients ask
-beforehand (`/v1/models`, `/health`) is answered and not counted.
+for its first token (seconds from the arrival of the request's last byte), and how many answers there were. What clients
+ask beforehand (`/v1/models`, `/health`) is answered and not counted.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import os
 import re
 import select
 import socket
+import struct
 import sys
 import time
 from dataclasses import dataclass
 
 TOKENS = 256
+SO_TIMESTAMPNS = 35
+TIMESPEC = struct.Struct("@qq")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -111,14 +114,20 @@ class Stub:
         """One new connection."""
         peer, _ = self.listener.accept()
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self.peers[peer.fileno()] = peer
         self.unread[peer.fileno()] = b""
         self.poll.register(peer, select.EPOLLIN)
 
     def read(self, number: int) -> None:
         """A piece of a request; when it is whole, its answer is planned."""
+        data, ancillary, _, _ = self.peers[number].recvmsg(1 << 20, socket.CMSG_SPACE(TIMESPEC.size))
         now = time.monotonic()
-        data = self.peers[number].recv(1 << 20)
+        # When the request came in, by the kernel: 64 at once wait for each other, and that is the server's time.
+        for _, kind, stamp in ancillary:
+            if kind == SO_TIMESTAMPNS:
+                seconds, nanoseconds = TIMESPEC.unpack(stamp)
+                now -= (time.time_ns() - seconds * 10**9 - nanoseconds) / 1e9
         if not data:
             self.poll.unregister(number)
             self.peers.pop(number).close()

@@ -1,4 +1,4 @@
-"""The streaming HTTP client of the load: raw asyncio protocol on httptools and orjson, on uvloop where there is one.
+"""The streaming HTTP client of the load: httptools and orjson over `wire`, or over asyncio with TLS; on uvloop.
 
 One `Connection` carries one request at a time and is kept alive between requests. Cost per streamed chunk is what
 matters (see benchmarks/clients.py): a chunk that differs from the one before it only in its text is not parsed as JSON.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
+from orchestrator import wire
 from orchestrator.errors import UsageError
 from orchestrator.records import RequestTiming
 
@@ -54,6 +56,7 @@ KINDS: Mapping[str, str] = {
 """How a request may fail: the first word of `RequestTiming.error`, before `: ` and what was seen."""
 
 _MAX_BYTES = 8 << 20
+_SPECIAL = re.compile(rb'["\\\r\n]').search
 _EXCERPT = 200
 
 T = TypeVar("T")
@@ -97,6 +100,11 @@ class EventStream:
         self._rest = b""
         self._data: list[bytes] = []
         self._start = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not self._rest and not self._data
 
     @property
     def pending(self) -> int:
@@ -233,6 +241,14 @@ class Answer:
 
     def received(self, piece: bytes, at_s: float) -> bool:
         """A piece of the body; False when no more of it is wanted."""
+        prefix = self._prefix
+        if prefix is not None and piece.startswith(prefix) and piece.endswith(self._suffix):
+            # One whole event with the same JSON around a string without quote or backslash: its text stands between.
+            text = piece[len(prefix) : -len(self._suffix)]
+            if text and _SPECIAL(text) is None and self._events is not None and self._events.idle:
+                self.chunk_at.append(at_s)
+                self.parts.append(text)
+                return True
         events = self._events
         if events is None:
             self.body += piece
@@ -245,14 +261,6 @@ class Answer:
             self.fail("too_big", f"an event of more than {_MAX_BYTES >> 20} MiB")
             return False
         for payload in payloads:
-            prefix = self._prefix
-            if prefix is not None and payload.startswith(prefix) and payload.endswith(self._suffix):
-                # The same JSON around a string without quote or backslash: its text is what stands between.
-                text = payload[len(prefix) : -len(self._suffix)]
-                if text and b'"' not in text and b"\\" not in text:
-                    self.chunk_at.append(at_s)
-                    self.parts.append(text)
-                    continue
             self._event(payload, at_s)
         return True
 
@@ -289,7 +297,7 @@ class Answer:
         probe = Answer(stream=True)
         plain = probe._read(other, payload) == "\xa7"
         if plain and probe.kind is None and probe.finish_reason is None and probe.completion_tokens is None:
-            self._prefix, self._suffix = head + b'"', b'"' + tail
+            self._prefix, self._suffix = b"data: " + head + b'"', b'"' + tail + b"\n\n"
 
     def _read(self, event: Any, payload: bytes) -> str:
         """Take usage, finish reason and error from one JSON object; returns its text."""
@@ -427,7 +435,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | wire.Wire | None = None
+        self._at_s = 0.0
         self._parser: Any = None
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -451,9 +460,12 @@ class Connection(asyncio.Protocol):
         self._used = 0
         try:
             async with asyncio.timeout(client.connect_timeout_s):
-                await self._loop.create_connection(
-                    lambda: self, client.host, client.port, ssl=client.tls, server_hostname=client.server_hostname
-                )
+                if client.wires is not None:
+                    self._transport = await client.wires.connect(client.host, client.port, self)
+                else:
+                    await self._loop.create_connection(
+                        lambda: self, client.host, client.port, ssl=client.tls, server_hostname=client.server_hostname
+                    )
         except TimeoutError as error:
             raise _ConnectError("connect_timeout", f"{client.where} within {client.connect_timeout_s:g} s") from error
         except ConnectionRefusedError as error:
@@ -544,7 +556,12 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came in."""
+        """Bytes came in over TLS: no kernel can say when their plain text did."""
+        self.bytes_received(data, time.monotonic())
+
+    def bytes_received(self, data: bytes, at_s: float) -> None:
+        """Bytes came in at this time."""
+        self._at_s = at_s
         answer = self._answer
         if answer is None:  # bytes that nobody asked for: this connection cannot be trusted any more
             self.abort()
@@ -591,9 +608,9 @@ class Connection(asyncio.Protocol):
                 self._answer.headers_complete(status)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body, stamped now."""
+        """A piece of the body."""
         answer = self._answer
-        if answer is not None and not answer.received(body, time.monotonic()):
+        if answer is not None and not answer.received(body, self._at_s):
             answer.ended_at = time.monotonic()
             self._finish()
             self.abort()
@@ -603,7 +620,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer
         if answer is None or answer.status is None:
             return
-        answer.complete(time.monotonic())
+        answer.complete(self._at_s)
         keep = self._parser.should_keep_alive()
         self._finish()
         if not keep:
@@ -633,6 +650,7 @@ class Client:
         self.where = f"{self.host}:{self.port}"
         self.tls = ssl.create_default_context(cafile=target.ca_file) if secure else None
         self.server_hostname = self.host if secure else None
+        self.wires = wire.Wires() if wire.AVAILABLE and not secure else None
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept-Encoding: identity\r\nUser-Agent: coldboot\r\n"
         if target.api_key is not None:
