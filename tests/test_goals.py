@@ -62,6 +62,45 @@ def test_what_is_no_constraint_says_why(text, said):
         parse_constraint(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no sign where one of >= and <= has to stand"),
+        ("spec-1 = spec-3", "`=` where one of >= and <="),
+        ("spec-1 => spec-3", "`=>` where one of >= and <="),
+        ("spec-1 >= spec-3 >= 60", "`>=` and `>=` where one of"),
+        ("spec-1 >= ", "nothing stands behind `>=`"),
+        (">= spec-1", "nothing stands before `>=`"),
+        ("spec-1 >= 1e308x spec-3", "`1e308` is no factor, write a number such as 2 or 1.5"),
+        ("spec-1 >= 1,5x spec-3", "`1,5` is no factor"),
+        ("spec-1 >= -1x spec-3", "`-1` is no factor"),
+        ("spec-1 >= 0x spec-3", "factor 0, where a finite number above 0"),
+        ("spec-1 >= 1.5x", "no variant stands behind the factor `1.5x`"),
+        ("spec-1 >= 1.5xspec-3", "a space stands between a factor, here `1.5x`, and its variant"),
+        ("spec-1 >= 60 ms", "`60 ms` is no value, write a number of tok/s"),
+        ("spec-1 >= 1e3", "`1e3` is no value"),
+        ("spec-1 >= -5", "`-5` is no value"),
+        ("spec-1 >= 0", "value 0, where a finite number above 0"),
+        ("spec-1 >= " + "9" * 400, "…, where a finite number above 0"),
+        ("spec-1 >= spec-3 at", "`at ` names no levels, write 8, or 1, 8, or 8@8000"),
+        ("spec-1 >= spec-3 at one", "`at one` names no levels"),
+        ("spec-1 >= spec-3 at 1 and 8", "`at 1 and 8` names no levels"),
+        ("spec-1 >= 60 tok/s at 8@", "`at 8@` names no levels"),
+        ("spec-1 >= spec-3 at " + "9" * 5000, "names no levels"),
+    ],
+)
+def test_what_is_no_claim_says_which_part_was_not_understood(text, said):
+    with pytest.raises(GoalError) as caught:
+        parse_claim(text, frozenset({"spec-1", "spec-3"}))
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("name", ["60", "1.5x", "b at one", "a=b", "1e3", "60 ms"])
+def test_a_variant_may_have_a_name_that_looks_like_another_part_of_a_claim(name):
+    assert parse_claim(f"spec-1 >= {name}", frozenset({"spec-1", name})).other == name
+
+
 def test_a_claim_may_be_written_with_the_signs_of_print():
     assert parse_claim("spec-1 ≥ 1.5× spec-3 at 1".replace("×", "x"), frozenset()).at_least
     assert not parse_claim("spec-1 ≤ spec-3", frozenset()).at_least
