@@ -130,10 +130,13 @@ def test_a_rehearsal_is_not_compared_with_a_real_box():
         compare(a, b)
 
 
-@pytest.mark.parametrize("text", ["fast", "fast,slow,other", "", ","])
-def test_two_names_are_needed(text):
-    with pytest.raises(UsageError, match="two names"):
+@pytest.mark.parametrize(
+    ("text", "count"), [("fast", "1"), ("fast,slow,other", "3"), ("", "nothing"), (",", "nothing")]
+)
+def test_two_names_are_needed(text, count):
+    with pytest.raises(UsageError, match=f"names {count}; accepted: two names .*, of variants or of exp") as caught:
         pair(text, made(fast=FAST, slow=SLOW))
+    assert str(caught.value).endswith("fast, slow")
 
 
 def test_unknown_names_and_strangers_are_told():

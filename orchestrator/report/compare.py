@@ -115,7 +115,12 @@ def pairs(text: str, current: Experiment, other: Callable[[str], Experiment | No
     """
     named = [word.strip() for word in text.split(",") if word.strip()]
     if len(named) != 2:
-        raise UsageError(f"--compare: {text!r}; accepted: two names, as spec-1,no-spec or gwen,gwen.2")
+        there = ", ".join(one.name for one in current.verdicts.variants)
+        raise UsageError(
+            f"--compare: {text!r} names {len(named) or 'nothing'}; accepted: two names with a comma between, "
+            "of variants or of experiments, as spec-1,no-spec or gwen,gwen.2",
+            hint=f"variants of {current.name}: {there}",
+        )
     first, second = (_meant(word, current, other) for word in named)
     if isinstance(first, Side) and isinstance(second, Side):
         return ((first, second),)
