@@ -30,7 +30,8 @@ ReadInclude: TypeAlias = Callable[[str], "Document | str"]
 def with_includes(document: Document, read: ReadInclude) -> Document:
     """The document with what it includes; of two values for one key its own counts, then that of the later file.
 
-    Boxes, variants, grids, and the keys of `load:` and `deadlines:` are put together name by name.
+    Boxes, variants, grids, and the keys of `load:` and `deadlines:` are put together name by name. A box, a variant and
+    a grid are taken whole: half of one and half of another would be a box that nobody has described.
     """
     given = document.data.get("include") if isinstance(document.data, dict) else None
     if not isinstance(given, list):

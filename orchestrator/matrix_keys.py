@@ -7,6 +7,7 @@ keys are in `matrix_check`.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -23,6 +24,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600
 _UNITS_S |= {"second": 1.0, "minute": 60.0, "hr": 3600.0, "day": 86400.0, "": 1.0}
 _UNITS_S |= {f"{unit}s": _UNITS_S[unit] for unit in ("sec", "second", "min", "minute", "hr", "hour", "day")}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)")
+LONGEST_S = 1000 * 86400.0
 DURATION = 'seconds as a number, or text such as "90s", "5min", "1h30m"'
 
 
@@ -32,8 +34,8 @@ def duration(value: object) -> float:
     Raises:
         ValueError: it is none, or negative; says what is accepted.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return _bounded(value, value)
     if not isinstance(value, str):
         # pydantic takes a ValueError for the answer, and a TypeError for a mistake of ours.
         raise ValueError(f"{value!r} is no duration; accepted: {DURATION}")  # noqa: TRY004 - see above
@@ -45,7 +47,15 @@ def duration(value: object) -> float:
         at = part.end()
     if not text or at < len(text):
         raise ValueError(f"`{value}` is no duration; accepted: {DURATION}")
-    return total
+    return _bounded(total, value)
+
+
+def _bounded(seconds: float, value: object) -> float:
+    """What no clock of the system could hold is a slip of the pen; NaN is no time either."""
+    if not seconds <= LONGEST_S:
+        shown = str(value) if isinstance(value, str) else f"{min(seconds, sys.float_info.max):g}"
+        raise ValueError(f"`{shown[:40]}` is too long; accepted: at most {LONGEST_S / 86400:g} days")
+    return float(seconds)
 
 
 _LEVEL_NAMES = (
@@ -562,7 +572,8 @@ class MatrixFile(Keys):
     include: tuple[Annotated[str, Field(min_length=1)], ...] = key(
         (),
         "Files with more keys, relative to this one. What stands here counts before them, and a later one before an "
-        "earlier one; boxes, variants, grids, load and deadlines are put together name by name.",
+        "earlier one; boxes, variants, grids, load and deadlines are put together name by name. A box, variant or grid "
+        "of the same name is taken whole.",
         "a list of paths",
     )
     rules: tuple[RuleKeys, ...] = key(

@@ -172,9 +172,10 @@ load: {input_tokens: 4096}
 ```
 
 Files are named relative to the one that includes them, and include no others. Boxes, variants, grids, and the keys of
-`load:` and `deadlines:` are put together name by name; of two values the including file's counts. A path in an included
-file, such as `unit_file`, is relative to the file that is run. The experiment's folder keeps what it all comes to, as
-one `matrix.yaml`.
+`load:` and `deadlines:` are put together name by name; of two values the including file's counts. A box, a variant or a
+grid is such a value, taken whole: who writes one of the same name writes all its keys again, `env:` and `load:` too.
+A path in an included file, such as `unit_file`, is relative to the file that is run. The experiment's folder keeps what
+it all comes to, as one `matrix.yaml`.
 
 ## Several prompt lengths
 

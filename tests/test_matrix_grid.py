@@ -211,6 +211,16 @@ def test_what_stands_in_the_file_counts_before_what_it_includes(folder):
     assert matrix.variant("spec-1").set == {"spec-tokens": 2}
 
 
+def test_a_box_of_the_same_name_is_taken_whole_and_keeps_no_key_of_the_included_one(folder):
+    matrix = load_matrix(
+        write(folder, "include: [common.yaml]\nboxes: {here: {unit: b.service}, there: {unit: c.service}}\nbox: here\n")
+    )
+    assert {name: (box.unit, dict(box.env)) for name, box in matrix.boxes.items()} == {
+        "here": ("b.service", {}),
+        "there": ("c.service", {}),
+    }
+
+
 def test_a_later_file_counts_before_an_earlier_one(folder):
     write(folder, "load: {window_s: 7}\nseed: 3\n", "more.yaml")
     matrix = load_matrix(write(folder, "include: [common.yaml, more.yaml]\n"))
