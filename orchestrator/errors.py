@@ -32,6 +32,8 @@ FAIL = 5
 INTERRUPTED = 130
 TERMINATED = 143
 
+PROBLEMS_SHOWN = 20
+
 
 class ColdbootError(Exception):
     """Base of all: one line says what, `hint` says what to do next."""
@@ -52,11 +54,18 @@ class UsageError(ColdbootError):
 
 
 class ProblemsError(UsageError):
-    """Bad input that names every problem it has, one a line."""
+    """Bad input that names its problems, one a line: `problems` has all, the text the first `PROBLEMS_SHOWN`.
 
-    def __init__(self, problems: Sequence[str], *, hint: str | None = None) -> None:
+    `count` is how many there are, where whoever found them stopped to keep them.
+    """
+
+    def __init__(self, problems: Sequence[str], *, hint: str | None = None, count: int | None = None) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems), hint=hint)
+        self.count = len(self.problems) if count is None else count
+        shown = self.problems[:PROBLEMS_SHOWN]
+        left = self.count - len(shown)
+        more = (f"and {left} more problem{'s' * (left > 1)}, {self.count} in all",) if left > 0 else ()
+        super().__init__("\n".join((*shown, *more)), hint=hint)
 
 
 class MatrixError(ProblemsError):

@@ -262,7 +262,7 @@ def load_matrix(
     return _read(source, files=True, more=[*more, *wrong], lines=lines)
 
 
-def _prompt_files(document: Document, folder: Path) -> tuple[dict[str, PromptFile], list[Problem], list[str]]:
+def _prompt_files(document: Document, folder: Path) -> tuple[dict[str, PromptFile], list[Problem], list[ProblemsError]]:
     """The prompts that each `load:` names; what is wrong with a name, and with the lines of a file."""
     data = document.data if isinstance(document.data, dict) else {}
     boxes = data.get("boxes")
@@ -271,7 +271,7 @@ def _prompt_files(document: Document, folder: Path) -> tuple[dict[str, PromptFil
         places["boxes", name, "load"] = box.get("load") if isinstance(box, dict) else None
     found: dict[str, PromptFile] = {}
     problems: list[Problem] = []
-    lines: list[str] = []
+    lines: list[ProblemsError] = []
     for path, load in places.items():
         named_file = load.get("prompts") if isinstance(load, dict) else None
         if not isinstance(named_file, str) or not named_file or "\0" in named_file:
@@ -279,10 +279,10 @@ def _prompt_files(document: Document, folder: Path) -> tuple[dict[str, PromptFil
         try:
             found[named_file] = read_prompts(folder / Path(named_file).expanduser())
         except ProblemsError as error:
-            alone = len(error.problems) == 1
-            what = error.problems[0] if alone else f"{len(error.problems)} things are wrong with `{named_file}`"
+            alone = error.count == 1
+            what = error.problems[0] if alone else f"{error.count} things are wrong with `{named_file}`"
             problems.append(document.problem((*path, "prompts"), what))
-            lines += () if alone else error.problems
+            lines += () if alone else (error,)
     return found, problems, lines
 
 
@@ -442,7 +442,7 @@ def _given_files(included: Sequence[tuple[str, str]]) -> ReadInclude:
     return lambda name: named(parse(texts[name]), name) if name in texts else f"`{name}` is not kept with this copy"
 
 
-def _read(source: _Source, *, files: bool, more: Sequence[Problem] = (), lines: Sequence[str] = ()) -> Matrix:
+def _read(source: _Source, *, files: bool, more: Sequence[Problem] = (), lines: Sequence[ProblemsError] = ()) -> Matrix:
     document, path = source.document, source.path
     problems = [*document.problems, *more]
     if isinstance(document.data, dict) and document.data:
@@ -454,7 +454,9 @@ def _read(source: _Source, *, files: bool, more: Sequence[Problem] = (), lines: 
         problems.append(document.problem((), what, "`boxes:`, `variants:` and more, see docs/matrix.md"))
     if problems:
         ordered = sorted(dict.fromkeys(problems), key=lambda problem: (problem.file or "", problem.line))
-        raise MatrixError([*(problem.say(str(path)) for problem in ordered), *dict.fromkeys(lines)])
+        bad_files = {error.problems: error.count for error in lines}  # two boxes may name one file of prompts
+        said = [*(problem.say(str(path)) for problem in ordered), *itertools.chain(*bad_files)]
+        raise MatrixError(said, count=len(ordered) + sum(bad_files.values()))
     return _build(source)
 
 

@@ -35,6 +35,7 @@ from orchestrator.yamlfile import Document, KeyPath, Mark, Problem, say_path
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*(?:\.[A-Za-z0-9_.-]+)?")
+_WRITTEN_OUT = 1e15  # what is larger has hundreds of digits that nobody meant
 _SWITCHES = frozenset({"on", "off", "yes", "no", "y", "n"})
 _ENV_ACCEPTED = "text or a number (true and false in quotes)"
 _RESERVED = ("unset", "env", "program")
@@ -199,7 +200,7 @@ def _show(value: Any, mark: Mark) -> str:
 def _no_number(value: Any, mark: Mark) -> str:
     shown, text = _show(value, mark), (mark.text or "").strip()
     if isinstance(value, float) and value.is_integer():
-        return f"{shown} is no whole number as written, write {int(value)}"
+        return f"{shown} is no whole number as written" + (f", write {int(value)}" if abs(value) < _WRITTEN_OUT else "")
     if not isinstance(value, str):
         return f"{shown} is not accepted"
     advice = "is no number"
@@ -621,7 +622,8 @@ def _number_as_meant(document: Document, path: KeyPath, value: Any) -> Iterator[
         text = document.mark(path).text or ""
         if "e" in text.lower():
             what = f"`{text}` is {value} to YAML 1.2 and text to other readers"
-            yield document.problem(path, what, f'{int(value)}, or "{text}" in quotes')
+            plain = f"{int(value)}, or " if abs(value) < _WRITTEN_OUT else ""
+            yield document.problem(path, what, f'{plain}"{text}" in quotes')
 
 
 def _program(document: Document, path: KeyPath, value: Any) -> Iterator[Problem]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import ProblemsError
+from orchestrator.errors import PROBLEMS_SHOWN, ProblemsError
 
 MAX_BYTES = 64 << 20
 MAX_PROMPT_CHARS = 2_000_000
-MAX_NAMED = 50
+MAX_NAMED = PROBLEMS_SHOWN  # a file of nothing but bad lines may have millions
 FORMS = 'a string, {"prompt": "…"}, {"messages": […]}, or a ShareGPT conversation'
 
 
@@ -71,19 +71,20 @@ def parse_prompts(raw: bytes, path: Path) -> PromptFile:
     array = text.lstrip().startswith("[")
     found: list[tuple[int, str]] = []
     problems: list[str] = []
+    wrong = 0
     for place, row in _rows(text, array=array):
         prompt, problem = _read(row)
         if problem is None:
             found.append((place, prompt))
-        else:
+            continue
+        wrong += 1
+        if wrong <= MAX_NAMED:
             at = f": entry {place}" if array and not isinstance(row, _Bad) else f":{place}"
             problems.append(f"{path}{at}: {problem}")
-    if not found and not problems:
-        problems.append(f"{path}: no prompt in it")
-    if len(problems) > MAX_NAMED:
-        problems = [*problems[:MAX_NAMED], f"{path}: {len(problems) - MAX_NAMED} more lines are wrong"]
-    if problems:
-        raise ProblemsError(problems)
+    if wrong:
+        raise ProblemsError(problems, count=wrong)
+    if not found:
+        raise ProblemsError([f"{path}: no prompt in it"])
     places, prompts = zip(*found, strict=True)
     return PromptFile(path, prompts, places, raw, array)
 

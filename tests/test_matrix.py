@@ -270,6 +270,13 @@ def test_what_is_no_duration_says_what_is(written):
         duration(written)
 
 
+@pytest.mark.parametrize("written", [1e308, 10**400, "9" * 400 + "h", "1001d", 1000 * 86400 + 1])
+def test_a_duration_of_more_than_1000_days_is_a_slip_and_is_told_in_few_digits(written):
+    with pytest.raises(ValueError, match=r"is too long; accepted: at most 1000 days") as caught:
+        duration(written)
+    assert len(str(caught.value)) < 90
+
+
 def test_boots_is_a_number_from_1_or_auto():
     assert parse_boots("3") == 3
     assert parse_boots(6) == 6
@@ -454,6 +461,16 @@ def test_bad_lines_of_own_prompts_are_said_with_the_line_of_the_matrix_and_with_
         "mine/p.jsonl:2: the prompt is empty",
         "mine/p.jsonl:3: Unterminated string starting at at column 1",
     ]
+
+
+def test_many_bad_lines_of_own_prompts_are_counted_and_twenty_of_all_problems_are_shown(tmp_path):
+    with pytest.raises(MatrixError) as caught:
+        own_matrix(tmp_path, prompts='"one"\n' + "{\n" * 80)
+    first, *lines = str(caught.value).replace(f"{tmp_path}/", "").splitlines()
+    assert first == "matrix.yaml:2: load.prompts: 80 things are wrong with `mine/p.jsonl`"
+    assert lines[0].startswith("mine/p.jsonl:2: ")
+    assert lines[18].startswith("mine/p.jsonl:20: ")
+    assert lines[19:] == ["and 61 more problems, 81 in all"]
 
 
 def test_a_file_of_own_prompts_that_is_not_there(tmp_path):

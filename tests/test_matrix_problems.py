@@ -521,3 +521,25 @@ def test_no_slip_of_the_hand_in_the_shipped_file_ends_otherwise(data):
         parse_matrix(text).digest()
     except MatrixError as error:
         assert all(problem.startswith("matrix.yaml:") and "\n" not in problem for problem in error.problems)  # noqa: PT017 - either is fine
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "boots: 1e308",
+        "seed: 1e308",
+        "concurrency: [1e308]",
+        "load: {input_tokens: 1e308, output_tokens: -1e308}",
+        "deadlines: {ready_s: 1e308}",
+        "limits: {campaign_s: 1e308, failed_boots: 1e308}",
+        "tolerance: 1e308",
+        'claims: ["a >= 1e308x b"]',
+        'constraints: ["ttft_p99_ms <= ' + "9" * 400 + '"]',
+    ],
+)
+def test_a_number_of_308_digits_is_refused_in_few(slip):
+    with pytest.raises(MatrixError) as caught:
+        parse_matrix("boxes: {here: {unit: a.service}}\nvariants: {a: {x: 1e308}, b: {}}\n" + slip)
+    assert len(caught.value.problems) >= 2
+    assert max(map(len, caught.value.problems)) < 420
+    assert "0000000" not in str(caught.value)

@@ -59,10 +59,14 @@ def test_every_bad_line_is_named():
     ]
 
 
-def test_a_file_of_nothing_but_bad_lines_names_50_and_counts_the_others():
-    said = problems(b"{\n" * 80)
-    assert len(said) == 51
-    assert said[-1] == "p: 30 more lines are wrong"
+def test_a_file_of_nothing_but_bad_lines_names_20_and_counts_them_all():
+    with pytest.raises(ProblemsError) as caught:
+        parse_prompts(b"{\n" * 81, Path("p"))
+    assert (len(caught.value.problems), caught.value.count) == (20, 81)
+    assert str(caught.value).splitlines()[-2:] == [
+        "p:20: Expecting property name enclosed in double quotes at column 2",
+        "and 61 more problems, 81 in all",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from orchestrator import report, verdict
 from orchestrator.errors import SeriesError
 from orchestrator.series import read_series
 
@@ -328,3 +331,28 @@ def test_any_bytes_are_read_or_refused(tmp_path, name, data):
     path.write_bytes(b"variant,boot,concurrency,value\n" + data if name == "any.csv" else data)
     series, problems = read_or_refuse(path)
     assert (series is None) == bool(problems)
+
+
+def test_a_mean_over_levels_with_and_without_a_length_claims_no_length_for_those_without(read):
+    series = read("variants: {a: {8: [100, 101], 8@8000: [50, 51]}, b: {8: [90, 91], 8@8000: [60, 61]}}")
+    said = str(verdict.judge(series).sentence)
+    assert "at 8 streams with prompts of unknown length and 8 streams with prompts of 8000 tokens" in said
+
+
+def test_a_value_of_308_digits_is_printed_in_three_figures(read):
+    series = read("variants: {a: {8: [1e308, 1e307, 1.5e308]}, b: {8: [100, 101, 102]}}")
+    verdicts = verdict.judge(series)
+    table = Console(file=io.StringIO(), width=200)
+    table.print(report.table(verdicts))
+    assert "1e+308" in table.file.getvalue()
+    assert "0000000" not in table.file.getvalue() + verdict.explain(series, "a") + verdicts.sentence
+
+
+def test_of_60_problems_20_are_shown_and_the_others_counted(read, problems):
+    text = "variants: {a: {8: [" + ", ".join(["-1"] * 60) + "]}}"
+    assert len(problems(text)) == 60
+    with pytest.raises(SeriesError) as caught:
+        read(text)
+    shown = str(caught.value).splitlines()
+    assert shown[19].startswith("x.yaml:1: variants.a.8[19]: -1 is not positive")
+    assert shown[20] == "and 40 more problems, 60 in all"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from orchestrator.records import CellVerdict, Level, Reproducibility, VariantAnswer, VariantVerdict
+from orchestrator.verdict.values import printed
 from orchestrator.verdict.wording import streams
 
 ABSENT = "–"
@@ -53,15 +54,17 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """`66.9`; four digits and more without decimals; `–` for what does not exist."""
+    """`66.9`; four digits and more without decimals, from 1e9 three figures; `–` for what does not exist."""
     if value is None:
         return ABSENT
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.{digits}f}"
 
 
 def one_by_one(values: Sequence[float]) -> tuple[str, ...]:
     """The values of boots of which no mean speaks; of very many the first, and how many more there are."""
-    shown = tuple(number(value) for value in values[:ONE_BY_ONE])
+    shown = tuple(printed(value) for value in values[:ONE_BY_ONE])
     return shown if len(values) <= ONE_BY_ONE else (*shown, f"and {len(values) - ONE_BY_ONE} more")
 
 

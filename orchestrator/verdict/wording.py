@@ -33,19 +33,23 @@ def streams(levels: Sequence[Level]) -> str:
     by_length: dict[int | None, list[int]] = {}
     for level in levels:
         by_length.setdefault(level.input_tokens, []).append(level.concurrency)
-    by_streams: dict[tuple[int, ...], list[int | None]] = {}
+    mixed = len(by_length) > 1
+    by_streams: dict[tuple[tuple[int, ...], bool], list[int | None]] = {}
     for length, counts in by_length.items():
-        by_streams.setdefault(tuple(counts), []).append(length)
-    return listed(f"{_streams(counts)}{_prompts(lengths)}" for counts, lengths in by_streams.items())
+        by_streams.setdefault((tuple(counts), length is None), []).append(length)
+    return listed(f"{_streams(counts)}{_prompts(lengths, mixed=mixed)}" for (counts, _), lengths in by_streams.items())
 
 
 def _streams(counts: Sequence[int]) -> str:
     return f"{listed(map(str, counts))} stream{'' if tuple(counts) == (1,) else 's'}"
 
 
-def _prompts(lengths: Sequence[int | None]) -> str:
+def _prompts(lengths: Sequence[int | None], *, mixed: bool) -> str:
+    """Nothing where nobody names a length; beside levels that do, a level without one must not seem to share theirs."""
     known = [str(length) for length in lengths if length is not None]
-    return f" with prompts of {listed(known)} tokens" if known else ""
+    if known:
+        return f" with prompts of {listed(known)} tokens"
+    return " with prompts of unknown length" if mixed else ""
 
 
 def values(by_boot: Iterable[float | None]) -> str:
