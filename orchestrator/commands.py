@@ -353,14 +353,14 @@ def gate(
     experiment: str | None = None,
     out: str = DEFAULT_OUT,
     baseline: str | None = None,
-    claim: Sequence[str] = (),
+    claim: Sequence[str] | None = None,  # of another default than None Invoke takes the type, and reads text by letters
 ) -> int:
     """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or claims, or against a baseline."""
     folder = find_experiment(Path(out), experiment)
     series = _series(folder)
     _tell_which(folder, series, named=experiment is not None)
     before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
-    code, sentence = judge_gate(series, baseline=before, claims=tuple(claim))
+    code, sentence = judge_gate(series, baseline=before, claims=tuple(claim or ()))
     print(sentence)
     return code
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 from invoke.context import Context
+from invoke.parser import Parser, ParserContext
 from report_samples import sample
 
 from orchestrator import commands
@@ -221,3 +222,11 @@ def test_a_dry_run_prints_boots_and_commands_and_changes_nothing(tmp_path):
     assert done.stdout.count("b03-") == 5
     assert "--spec-tokens 8" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_claim_on_the_command_line_is_one_text_not_its_letters():
+    words = ["gate", "--claim", "spec-1 >= 1.5x no-spec at 1", "--claim", ""]
+    (_, gate) = Parser(
+        contexts=[ParserContext("gate", args=commands.gate.get_arguments())], initial=ParserContext()
+    ).parse_argv(words)
+    assert gate.args["claim"].value == ["spec-1 >= 1.5x no-spec at 1", ""]
