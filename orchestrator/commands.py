@@ -264,7 +264,7 @@ def matrix(
     """Boot every variant cold, N times, and measure: plan, boots, ledger."""
     with all_problems() as check:
         options = survey.Options(
-            matrix=Path(matrix),
+            matrix=check(option.file, "matrix", matrix),
             out=check(option.folder, "out", out),
             boots=None if boots is None else check(parse_boots, boots),
             plan=check(option.plan_name, plan),
@@ -359,7 +359,7 @@ def gate(
     folder = find_experiment(Path(out), experiment)
     series = _series(folder)
     _tell_which(folder, series, named=experiment is not None)
-    before = None if baseline is None else _series(_ledger_folder(Path(baseline)))
+    before = None if baseline is None else _series(_ledger_folder(option.folder("baseline", baseline)))
     code, sentence = judge_gate(series, baseline=before, claims=tuple(claim or ()))
     print(sentence)
     return code
@@ -376,7 +376,7 @@ def judge(_context: Context, series: str | None = None, json: bool = False) -> i
     """Verdicts on hand-recorded boots, by the same code as a campaign."""
     if series is None:
         raise UsageError("judge needs --series FILE", hint="examples/seed-series.yaml is one")
-    boots = read_series(Path(series))
+    boots = read_series(option.file("series", series))
     if json:
         sys.stdout.write(verdict.to_json(verdict.judge(boots)))
         return OK
@@ -406,8 +406,12 @@ def classify(
     """What ended (or did not end) this start: outcome, phase, cause, evidence."""
     if journal_ is None:
         raise UsageError("classify needs --journal FILE")
-    rules = journal.DEFAULT if matrix is None else journal.DEFAULT.extended(load_matrix(Path(matrix)).rules)
-    said = journal.main_answer(journal_, invocation=invocation, every=all, rules=rules)
+    rules = (
+        journal.DEFAULT
+        if matrix is None
+        else journal.DEFAULT.extended(load_matrix(option.file("matrix", matrix)).rules)
+    )
+    said = journal.main_answer(str(option.file("journal", journal_)), invocation=invocation, every=all, rules=rules)
     if json:
         sys.stdout.buffer.write(orjson.dumps(said.value, option=orjson.OPT_APPEND_NEWLINE))
     else:
@@ -431,7 +435,9 @@ def restore(
     break_lock: bool = False,
 ) -> int:
     """Production back now: our drop-in away, the service as it was before the campaign."""
-    options = survey.Options(matrix=Path(matrix), out=option.folder("out", out), box=box, experiment=experiment)
+    options = survey.Options(
+        matrix=option.file("matrix", matrix), out=option.folder("out", out), box=box, experiment=experiment
+    )
     with PlainListener() as listener:
         print(campaign.bring_back(options, listener, break_lock=break_lock))
     return OK
@@ -452,7 +458,9 @@ def doctor_(
 ) -> int:
     """Every precondition of a campaign on a box, with its number and what mends it; changes nothing."""
     found = doctor.examine(
-        survey.Options(matrix=Path(matrix), out=option.folder("out", out), box=box, experiment=experiment)
+        survey.Options(
+            matrix=option.file("matrix", matrix), out=option.folder("out", out), box=box, experiment=experiment
+        )
     )
     if json:
         sys.stdout.buffer.write(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
@@ -471,7 +479,7 @@ def doctor_(
 @command(unexpected=BOX)
 def box_helper(_context: Context, box: str | None = None, matrix: str = DEFAULT_MATRIX) -> int:
     """Print the script that installs coldboot-box, root's own helper, on a box; changes nothing by itself."""
-    options = survey.Options(matrix=Path(matrix), out=Path(DEFAULT_OUT), box=box)
+    options = survey.Options(matrix=option.file("matrix", matrix), out=Path(DEFAULT_OUT), box=box)
     sys.stdout.write(doctor.helper_script(options))
     return OK
 
@@ -546,7 +554,7 @@ def plan_(
     """What each variant changes, the steps and the order of boots, what a budget buys, the hours; changes nothing."""
     with all_problems() as check:
         options = survey.Options(
-            matrix=Path(matrix),
+            matrix=check(option.file, "matrix", matrix),
             out=check(option.folder, "out", out),
             boots=None if boots is None else check(parse_boots, boots),
             plan=check(option.plan_name, plan),
@@ -588,14 +596,14 @@ def init(
     force: bool = False,
 ) -> int:
     """A first matrix.yaml from a running box's unit, or from a unit file."""
-    path = Path(matrix)
+    path = option.file("matrix", matrix)
     if (unit is None) == (unit_file is None):
         raise UsageError(
             "init reads one unit",
             hint=f"`{program()} init --box-host ALIAS --unit vllm.service`, or `--unit-file FILE`",
         )
     if unit_file is not None:
-        source = sketch.from_file(Path(unit_file), path)
+        source = sketch.from_file(option.file("unit-file", unit_file), path)
     else:
         assert unit is not None
         source = sketch.from_box(unit, host=box_host, ssh_config=ssh_config, user=user)
@@ -628,6 +636,8 @@ def simulate_(
     write: str | None = None,
 ) -> int:
     """Error rates and boots of the plans, by the real planner and verdicts on boots whose truth is known."""
+    page = None if write is None else option.file("write", write)
+    before = "" if page is None else _page(page)  # before minutes of work, not after
     chosen = [name for one in option.names("plan", plan) if (name := option.plan_name(one)) is not None]
     count, begin = option.number("trials", trials), option.number("seed", seed)
     lines = []
@@ -638,10 +648,20 @@ def simulate_(
     for line in rates:
         print(line, flush=True)
         lines.append(line)
-    if write is not None:
-        page = Path(write)
-        page.write_text(simulate.rewritten(page.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    if page is not None:
+        page.write_text(simulate.rewritten(before, lines), encoding="utf-8")
     return OK
+
+
+def _page(page: Path) -> str:
+    """A page whose table can be written anew."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"--write: {page}: {why}", hint="a page that has a table, as docs/error-rates.md") from error
+    simulate.rewritten(text, [])
+    return text
 
 
 @task(
@@ -672,7 +692,7 @@ def aa(
     matrix: str = DEFAULT_MATRIX,
 ) -> int:
     """The rig's own noise: one configuration under two names, which nothing should tell apart."""
-    whole = load_matrix(Path(matrix), box=box)
+    whole = load_matrix(option.file("matrix", matrix), box=box)
     chosen = select(whole, box=box)
     count = option.number("windows", windows) or 1
     text = twins.twin_matrix(chosen, variant or chosen.all_variants[0].name, windows=count)

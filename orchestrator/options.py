@@ -105,6 +105,13 @@ def folder(option: str, text: str) -> Path:
     return Path(text)
 
 
+def file(option: str, text: str) -> Path:
+    """A file's path. An empty variable of a script must not mean the folder that we stand in."""
+    if not text.strip():
+        raise UsageError(f"--{option}: an empty path; accepted: a file")
+    return Path(text)
+
+
 def cache_states(text: str | None) -> tuple[CacheState, ...]:
     """Cache states, separated by commas."""
     states = names("cache", text)

@@ -109,7 +109,7 @@ def from_file(path: Path, target: Path) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--unit-file {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"--unit-file {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     with unitfile.problems_of(str(path), text):
         argv = unitfile.exec_argv(unitfile.parse(text), unitfile.unit_specifiers(path.name, user="", uid=0, home=""))
     named = os.path.relpath(path.absolute(), target.absolute().parent)

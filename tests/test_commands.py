@@ -110,6 +110,8 @@ def test_wrong_words_end_with_4_and_say_which(words, told, tmp_path):
         (commands.adopt, {"variant": "spec-1", "print_": True}, "no experiment"),
         (commands.doctor_, {"box": "nowhere"}, "coldboot doctor: "),
         (commands.plan_, {"boots": "none"}, "--boots"),
+        (commands.plan_, {"matrix": ""}, "--matrix: an empty path"),
+        (commands.restore, {"matrix": ""}, "--matrix: an empty path"),
         (commands.plan_, {"only": "spec-9"}, "spec-9"),
         (commands.plan_, {"cache": "lukewarm"}, "lukewarm"),
     ],
@@ -119,6 +121,30 @@ def test_wrong_words_of_the_commands_around_a_campaign_end_with_4_too(task, word
         task(Context(), out=str(tmp_path), **words)
     assert (ended.value.code, told in capsys.readouterr().err) == (4, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "told"),
+    [
+        (commands.judge, {"series": ""}, "--series: an empty path"),
+        (commands.classify, {"journal_": ""}, "--journal: an empty path"),
+        (commands.init, {"unit_file": ""}, "--unit-file: an empty path"),
+        (commands.init, {"unit_file": "u", "matrix": " "}, "--matrix: an empty path"),
+        (commands.simulate_, {"write": ""}, "--write: an empty path"),
+        (commands.simulate_, {"write": "."}, "--write: .: Is a directory"),
+        (commands.simulate_, {"write": "absent/page.md"}, "--write: absent/page.md: No such file"),
+    ],
+)
+def test_a_path_that_is_empty_or_cannot_be_written_is_told_before_anything_is_done(
+    task, words, told, *, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.json").write_text('{"variants": {"a": {"1": [5]}}}')
+    with pytest.raises(SystemExit) as ended:
+        task(Context(), **words)
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (4, "")
+    assert told in said.err
 
 
 @pytest.mark.parametrize("task", [commands.matrix, commands.plan_])

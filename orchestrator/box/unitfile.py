@@ -88,12 +88,12 @@ def parse(*texts: str) -> UnitFile:
         for number, line in _logical_lines(text):
             if line.startswith("["):
                 if not line.endswith("]"):
-                    raise UsageError(f"line {number}: section header without `]`: {line}")
+                    raise UsageError(f"line {number}: section header without `]`: {line[:80]}")
                 section = line[1:-1]
                 continue
             key, equals, value = line.partition("=")
             if not equals:
-                raise UsageError(f"line {number}: neither a section nor `Key=value`: {line}")
+                raise UsageError(f"line {number}: neither a section nor `Key=value`: {line[:80]}")
             assignments.append(Assignment(section, key.strip(WHITESPACE), value.strip(WHITESPACE)))
     return UnitFile(tuple(assignments))
 
