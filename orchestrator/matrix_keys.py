@@ -54,7 +54,7 @@ def _bounded(seconds: float, value: object) -> float:
     """What no clock of the system could hold is a slip of the pen; NaN is no time either."""
     if not seconds <= LONGEST_S:
         shown = str(value) if isinstance(value, str) else f"{min(seconds, sys.float_info.max):g}"
-        raise ValueError(f"`{shown[:40]}` is too long; accepted: at most {LONGEST_S / 86400:g} days")
+        raise ValueError(f"`{shown[:40]}` is longer than {LONGEST_S / 86400:g} days; accepted: {DURATION}")
     return float(seconds)
 
 

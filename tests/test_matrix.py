@@ -272,9 +272,9 @@ def test_what_is_no_duration_says_what_is(written):
 
 @pytest.mark.parametrize("written", [1e308, 10**400, "9" * 400 + "h", "1001d", 1000 * 86400 + 1])
 def test_a_duration_of_more_than_1000_days_is_a_slip_and_is_told_in_few_digits(written):
-    with pytest.raises(ValueError, match=r"is too long; accepted: at most 1000 days") as caught:
+    with pytest.raises(ValueError, match=r"is longer than 1000 days; accepted: seconds") as caught:
         duration(written)
-    assert len(str(caught.value)) < 90
+    assert len(str(caught.value)) < 140
 
 
 def test_boots_is_a_number_from_1_or_auto():

@@ -200,6 +200,7 @@ TOP = [
     ("load: {window_s: 0}", "load.window_s: `0` is not accepted; accepted: above 0: seconds as a number"),
     ("load: {window_s: -1}", "load.window_s: -1 is no duration;"),
     ("load: {window_s: soon}", "load.window_s: `soon` is no duration;"),
+    ("load: {window_s: 1e308}", "load.window_s: `1e+308` is longer than 1000 days; accepted: above 0: seconds"),
     ("load: {windo_s: 3}", "load.windo_s: unknown key, did you mean `window_s`?;"),
     (
         "load: {endpoint: chats}",
