@@ -356,3 +356,8 @@ def test_of_60_problems_20_are_shown_and_the_others_counted(read, problems):
     shown = str(caught.value).splitlines()
     assert shown[19].startswith("x.yaml:1: variants.a.8[19]: -1 is not positive")
     assert shown[20] == "and 40 more problems, 60 in all"
+
+
+def test_one_cell_is_told_in_the_singular(read):
+    series = read("variants: {a: {8: [50, 50, 50, 50, 50, 51]}, b: {8: [9, 9, 9, 9, 9, 9]}}")
+    assert "its one cell reproduces;" in verdict.judge(series).sentence

@@ -194,7 +194,9 @@ def _assurance(case: Case) -> str:
     unsure = [held.constraint for held in case.constraints if held.answer != "PASS"]
     slow += f"; not surely held: {listed(unsure)}" if unsure else ""
     if not open_cells:
-        return f"all {plural(len(case.cells), 'cell')} reproduce{slow}"
+        return (
+            f"{'its one cell reproduces' if len(case.cells) == 1 else f'all {len(case.cells)} cells reproduce'}{slow}"
+        )
     wanted = [cell.more_boots for cell in open_cells]
     known = [more for more in wanted if more is not None]
     advice = f", {further(max(known))}" if len(known) == len(wanted) else ""
