@@ -90,6 +90,15 @@ def _full(name: str) -> int:
     return USAGE
 
 
+def _os_error(name: str, error: OSError, code: int) -> int:
+    if error.errno in _NO_ROOM:
+        return _full(name)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        _say(f"coldboot {name}: {error.filename}: {error.strerror}")  # of this side: boxes have doors of their own
+        return USAGE
+    return _bug(name, error, code)
+
+
 def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
 
@@ -113,7 +122,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
                 _silence()
                 code = OK
             except OSError as error:
-                code = _full(name) if error.errno in _NO_ROOM else _bug(name, error, unexpected)
+                code = _os_error(name, error, unexpected)
             except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
                 code = _bug(name, error, unexpected)
             if code != OK:

@@ -256,3 +256,16 @@ def test_each_claim_on_the_command_line_is_one_text_not_its_letters():
         contexts=[ParserContext("gate", args=commands.gate.get_arguments())], initial=ParserContext()
     ).parse_argv(words)
     assert gate.args["claim"].value == ["spec-1 >= 1.5x no-spec at 1", ""]
+
+
+def test_a_folder_that_may_not_be_entered_is_one_line_and_4_not_a_bug(capsys):
+    @commands.command(unexpected=3)
+    def plan_() -> int:
+        raise PermissionError(13, "Permission denied", "closed/gwen/plan.json")
+
+    with pytest.raises(SystemExit) as ended:
+        plan_()
+    assert (ended.value.code, capsys.readouterr().err) == (
+        4,
+        "coldboot plan: closed/gwen/plan.json: Permission denied\n",
+    )
