@@ -4,8 +4,9 @@ A load client that reads one socket after the other stamps the last of 64 answer
 took. Linux notes when each segment arrived (SO_TIMESTAMPNS) and tells it with the bytes; that is the time of the chunk
 here, however late we are. Where a kernel tells none, a chunk has the time of its reading.
 
-Since lateness costs no truth, it may save work: the sockets of one `Wires` are looked at together, and at most once
-every `PAUSE_S`. The next request of a stream is sent that much later at most, and only while chunks come more densely.
+Since lateness costs no truth, it may save work: while chunks come densely (`_DENSE` wake-ups in a row, each within
+`PAUSE_S` of the one before), the sockets of one `Wires` are looked at together, once every `PAUSE_S`. A stream's next
+request is sent that much later at most, and not at all later where chunks are sparse.
 """
 
 from __future__ import annotations
