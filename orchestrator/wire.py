@@ -26,6 +26,7 @@ _SO_TIMESTAMPNS = 35  # asm-generic/socket.h, the same on x86-64 and arm64; Pyth
 _TIMESPEC = struct.Struct("@qq")
 _ROOM = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _MOST = 1 << 14
+_DENSE = 16
 # Two readings of one clock around a reading of the other, further apart than this: we were set aside between them.
 _TIGHT_NS = 5_000
 # A stamp older than this is none: the clock was set meanwhile.
@@ -56,7 +57,8 @@ class Wires:
         self._epoll: select.epoll | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wires: dict[int, Wire] = {}
-        self._next_s = 0.0
+        self._looked_s = 0.0
+        self._streak = 0
         self._offset_ns = 0
         self._now_ns = 0
 
@@ -122,18 +124,22 @@ class Wires:
         return time.monotonic()
 
     def _ready(self) -> None:
-        early_s = self._next_s - time.monotonic()
-        if early_s > 0:
+        early_s = self._looked_s + PAUSE_S - time.monotonic()
+        self._streak = self._streak + 1 if early_s > 0 else 0
+        waited = self._streak > _DENSE
+        if waited:
             time.sleep(early_s)
         if self._epoll is None:
             return
         events = self._epoll.poll(0)
+        if waited and len(events) < 2:  # one alone was worth no waiting
+            self._streak = 0
         self.read_clocks()
+        self._looked_s = self._now_ns / 1e9
         for number, event in events:
             wire = self._wires.get(number)
             if wire is not None:
                 wire.ready(event)
-        self._next_s = time.monotonic() + PAUSE_S
 
     def read_clocks(self) -> None:
         """What to add to the kernel's clock (real time) to have ours; of three tries the tightest."""
