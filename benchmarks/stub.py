@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 
 TOKENS = 256
+# As in orchestrator/wire.py, and not taken from there: what a client is measured against shares none of its code.
 SO_TIMESTAMPNS = 35
 TIMESPEC = struct.Struct("@qq")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"

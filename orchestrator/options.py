@@ -100,15 +100,18 @@ def names(option: str, text: str | None) -> tuple[str, ...]:
 
 def folder(option: str, text: str) -> Path:
     """A folder's path."""
-    if not text.strip():
-        raise UsageError(f"--{option}: an empty path; accepted: a folder, such as {DEFAULT_OUT}")
-    return Path(text)
+    return _path(option, text, f"a folder, such as {DEFAULT_OUT}")
 
 
 def file(option: str, text: str) -> Path:
-    """A file's path. An empty variable of a script must not mean the folder that we stand in."""
+    """A file's path."""
+    return _path(option, text, "a file")
+
+
+def _path(option: str, text: str, accepted: str) -> Path:
+    """An empty variable of a script must not mean the folder that we stand in."""
     if not text.strip():
-        raise UsageError(f"--{option}: an empty path; accepted: a file")
+        raise UsageError(f"--{option}: an empty path; accepted: {accepted}")
     return Path(text)
 
 
