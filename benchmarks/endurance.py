@@ -16,8 +16,8 @@ its own, until each variant has so many; then it measures what that costs, as `r
 grows is not judged by eye: it is the Theil-Sen slope with its 95 % interval over all looks but those of
 the first 100 boots, in percent of the median.
 
-The boots are short by what a matrix may say: boot phases at a 2000th, an engine whose steps take 0.2 ms, windows of
-two requests, many of them a level; no headroom. Everything else is what a night on a real box does.
+The boots are short by what a matrix may say: boot phases at a 2000th, an engine whose steps take 3 ms, windows of
+one request, many of them a level; no headroom. Everything else is what a night on a real box does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ boxes:
     time_scale: 0.0005
     dead_man_s: 60
     env: {COLDBOOT_REHEARSAL_PERSONALITY: "@"}
-    load: {window_requests: 2, warmup_s: 0, max_warmup_s: 5, input_tokens: 8, output_tokens: 2, windows: 12,
+    load: {window_requests: 1, warmup_s: 0, max_warmup_s: 5, input_tokens: 8, output_tokens: 4, windows: 18,
            sanity_tokens: 1}
 """
 UNIT = (
@@ -80,7 +80,7 @@ UNIT = (
     "--spec-model /models/qwen --spec-tokens 1 --host 127.0.0.1 --port 8080\n"
 )
 PERSONALITY = (
-    "[speed]\nstep_ms = 0.2\ndraft_ms = 0.02\nrow_ms = 0.01\npass_ms = 0.02\npass_stream_ms = 0.01\njoin_ms = 0.05\n"
+    "[speed]\nstep_ms = 3\ndraft_ms = 0.02\nrow_ms = 0.01\npass_ms = 0.02\npass_stream_ms = 0.01\njoin_ms = 0.05\n"
     "prefill_ms_per_token = 0.001\nthrash_step_ms = 0.5\nretry_ms = 0.5\nboot_sd = 0.02\n"
     "[server]\nstop_s = 0\n"
 )

@@ -50,7 +50,8 @@ class Health:
 
     `cpu_share` is its thread's CPU time over wall time; `lag_*` by how much the event loop was late; `turnaround_s` the
     time, summed over streams, between the end of a request and the sending of the next; `lost_share` the share of
-    stream time that our lateness cost, which is by how much the throughput may be too low.
+    stream time that our lateness cost, which is by how much the throughput may be too low. Where the kernel says when
+    an answer's end came in, the turnaround holds all of it; elsewhere how late we noticed the end is estimated by `lag_*`.
     """
 
     cpu_share: float
@@ -79,14 +80,24 @@ class Health:
 
 
 def health(
-    *, seconds: float, cpu_s: float, lags_s: Sequence[float], requests: int, turnaround_s: float, concurrency: int
+    *,
+    seconds: float,
+    cpu_s: float,
+    lags_s: Sequence[float],
+    requests: int,
+    turnaround_s: float,
+    concurrency: int,
+    stamped: bool,
 ) -> Health:
-    """The client's health from its samples: `lags_s` by how much each tick of the event loop came late."""
+    """The client's health from its samples: `lags_s` by how much each tick of the event loop came late.
+
+    `stamped`: a request's end is the kernel's time of its last bytes, not the time at which we read them.
+    """
     ordered = sorted(lags_s)
     ticks = len(ordered) or 1
     # A stall of d seconds delays what arrives in it by d/2 on average; one tick sees it but once. The larger tells.
     mean = max(sum(ordered) / ticks, sum(lag * lag for lag in ordered) / (2 * seconds))
-    late = requests * mean + turnaround_s
+    late = turnaround_s if stamped else turnaround_s + requests * mean
     return Health(
         cpu_share=cpu_s / seconds,
         lag_mean_ms=mean * 1e3,

@@ -726,6 +726,7 @@ class Trial:
             requests=len(inside),
             turnaround_s=sum(inside),
             concurrency=self._concurrency,
+            stamped=self._client.wires is not None,
         )
 
     def _judge_window(self, deltas: Deltas, state: Health, ends: tuple[Snapshot, Snapshot]) -> None:

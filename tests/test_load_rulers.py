@@ -133,6 +133,7 @@ def state(**more):
         "requests": 100,
         "turnaround_s": 0.0,
         "concurrency": 8,
+        "stamped": False,
     }
     return health(**given | more)
 
@@ -150,6 +151,14 @@ def test_a_client_that_is_late_by_40_ms_a_request_loses_5_percent_of_100_ms_requ
     assert state(lags_s=[0.04] * 200, requests=41).problems()[1] == (
         "2.1% of the streams' time was lost in our own client",
     )
+
+
+def test_where_the_kernel_says_when_an_answer_ended_the_lateness_is_in_the_turnaround_already():
+    late = state(lags_s=[0.04] * 200, requests=101, turnaround_s=4.04, stamped=True)
+    assert late.lost_share == pytest.approx(4.04 / 80)
+    ((reason,), ()) = late.problems()
+    assert reason.startswith("client_late: 5.1%")
+    assert state(lags_s=[0.04] * 200, requests=101, turnaround_s=4.04).lost_share == pytest.approx(8.08 / 80)
 
 
 def test_one_long_stall_counts_by_its_length_and_not_as_one_tick():
