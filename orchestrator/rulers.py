@@ -51,7 +51,7 @@ class Health:
     `cpu_share` is its thread's CPU time over wall time; `lag_*` by how much the event loop was late; `turnaround_s` the
     time, summed over streams, between the end of a request and the sending of the next; `lost_share` the share of
     stream time that our lateness cost, which is by how much the throughput may be too low. Where the kernel says when
-    an answer's end came in, the turnaround holds all of it; elsewhere how late we noticed the end is estimated by `lag_*`.
+    an answer's end came in, the turnaround holds all of it; elsewhere `lag_*` estimates how late we noticed the end.
     """
 
     cpu_share: float

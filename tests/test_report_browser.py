@@ -56,6 +56,14 @@ QUESTION = """(() => {
     stamp: getComputedStyle(document.querySelector('.stamp')).position,
   });
 })()"""
+# Of every box that may scroll, with all folds open: whether it is wider than it shows, and whether it says so.
+BOXES = """(async () => {
+  for (const fold of document.querySelectorAll('details')) fold.open = true;
+  for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame);
+  const said = style => style.content !== 'none' && style.visibility === 'visible' && parseFloat(style.height) > 5;
+  const boxes = [...document.querySelectorAll('.panel, .scroll:not(.verdicts)')].filter(e => e.checkVisibility());
+  return JSON.stringify(boxes.map(e => [e.scrollWidth > e.clientWidth, said(getComputedStyle(e, '::before'))]));
+})()"""
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
@@ -110,7 +118,8 @@ class Page:
         if self.loaded == before:
             await self.until(lambda message: message.get("method") == "Page.loadEventFired")
         answer = await self.call("Runtime.evaluate", expression=QUESTION)
-        return json.loads(answer["result"]["value"])
+        boxes = await self.call("Runtime.evaluate", expression=BOXES, awaitPromise=True)
+        return {**json.loads(answer["result"]["value"]), "boxes": json.loads(boxes["result"]["value"])}
 
 
 @contextlib.contextmanager
@@ -189,6 +198,14 @@ def test_all_sections_and_charts_are_there(looked, profile):
     )  # boots a level, throughput, latency twice, rulers, boots' time twice, order
     assert seen["small"] == 0  # no label is lower than six pixels
     assert seen["stamp"] == "sticky"
+
+
+@pytest.mark.parametrize("profile", ["phone", "phone, dark", "tablet", "desk"])
+def test_only_what_is_wider_than_the_page_says_that_it_scrolls(looked, profile):
+    boxes = looked[0][profile]["boxes"]
+    assert [hinted for _, hinted in boxes] == [wider and "phone" in profile for wider, _ in boxes]
+    if "phone" in profile:
+        assert {wider for wider, _ in boxes} == {True, False}  # the phone has both kinds
 
 
 def test_paper_shows_what_a_screen_folds(looked):
