@@ -146,7 +146,7 @@ class Level:
 
 def level_of(concurrency: int, input_tokens: int | None, lengths: Sequence[int]) -> Level:
     """The level of a load in an experiment with these prompt lengths: only one of several is named."""
-    return Level(concurrency, input_tokens if len(lengths) > 1 else None)
+    return _same_level(concurrency, input_tokens if len(lengths) > 1 else None)
 
 
 def levels_of(concurrency: Iterable[int], lengths: Sequence[int]) -> tuple[Level, ...]:
@@ -490,11 +490,6 @@ class TrialEnded(BootRecord):
     window_started_at: str | None = None
     warnings: tuple[str, ...] = ()
     gpu: tuple[GpuUse, ...] | None = None
-
-    @property
-    def level(self) -> Level:
-        """Where it was measured; `level_of` says how an experiment calls it."""
-        return _same_level(self.concurrency, self.input_tokens)
 
 
 class BootEnded(BootRecord):

@@ -76,10 +76,10 @@ def test_the_rehearsal_is_stamped_in_every_format(texts, folder):
 
 def test_what_was_measured_bears_no_stamp(monkeypatch):
     view = sample(rehearsal=False).view()
-    monkeypatch.setattr(figures, "drawn", lambda _view: ("throughput",))  # one chart stands for all
+    monkeypatch.setattr(figures, "charts", lambda one: (figures.chart(one, "throughput"),))  # one chart stands for all
     for name, render in report.FORMATS.items():
         assert "REHEARSAL" not in render(view), name
-    assert b"REHEARSAL" not in figures.as_png(view, "throughput")
+    assert b"REHEARSAL" not in figures.chart(view, "throughput").png()
 
 
 def test_every_picture_is_visibly_stamped(view):
@@ -281,7 +281,7 @@ def test_every_reference_inside_a_chart_finds_its_target(texts):
 
 
 def test_charts_in_the_page_take_every_colour_from_the_page(view):
-    for svg in figures.as_svgs(view, "boots"):
+    for svg in figures.chart(view, "boots").svgs():
         assert not re.search(r"#[0-9a-f]{6}\b", svg)
         assert "var(--ink)" in svg
 

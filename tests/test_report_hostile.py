@@ -51,7 +51,7 @@ def view(tmp_path_factory):
 def files(view):
     with pytest.MonkeyPatch.context() as patch:
         # Charts have a test of their own; drawing all of them here would only take time.
-        patch.setattr(figures, "drawn", lambda _view: ("boots",))
+        patch.setattr(figures, "charts", lambda one: (figures.chart(one, "boots"),))
         return {name: render(view) for name, render in report.FORMATS.items()}
 
 
@@ -95,7 +95,7 @@ def test_the_page_holds_it_as_text(files):
 
 
 def test_a_hostile_name_is_text_in_a_chart_too(view):
-    svg = figures.as_svgs(view, "boots")[0]
+    svg = figures.chart(view, "boots").svgs()[0]
     assert "&lt;b&gt;|`x`" in svg
     assert "<b>" not in svg
 

@@ -44,11 +44,11 @@ def test_the_chart_has_a_bar_a_boot_and_only_the_groups_that_there_are(view):
     (panel,) = figures.FIGURES["memory"](view)
     assert panel.title == "one card of each boot"
     assert panel.height == pytest.approx(1.4 + 0.21 * 6)
-    svg = figures.as_svgs(view, "memory")[0]
+    svg = figures.chart(view, "memory").svgs()[0]
     assert re.search(r"2\.\d left ✕ crashed", svg)
     assert "KV cache" in svg
     assert "free at the fullest" in svg  # the cards were watched during the trials
-    by_hand = figures.as_svgs(watched(used_mib=None)[2], "memory")[0]
+    by_hand = figures.chart(watched(used_mib=None)[2], "memory").svgs()[0]
     assert "free at the fullest" not in by_hand
 
 
@@ -82,7 +82,7 @@ def test_the_fullest_moment_of_the_trials_is_told_by_the_fullest_card():
     assert rows["b01-spec-3"][-1] == "–"  # it died before its trials
     said = " ".join(view.section("memory").sentences)
     assert "had 0.50 GiB free, the least of 8 boots" in said
-    assert "0.5 free" in figures.as_svgs(view, "memory")[0]
+    assert "0.5 free" in figures.chart(view, "memory").svgs()[0]
 
 
 def test_a_kv_cache_that_differs_between_boots_of_one_variant_is_told():

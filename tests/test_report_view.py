@@ -304,7 +304,7 @@ def test_the_wall_is_computed_from_its_inputs_where_they_are_known():
 def test_the_wall_is_a_chart_of_each_boots_share_of_it():
     view = sample(rehearsal=False).view()
     (panel,) = figures.FIGURES["wall"](view)
-    svg = figures.as_svgs(view, "wall")[0]
+    svg = figures.chart(view, "wall").svgs()[0]
     assert view.section("wall").figure == "wall"
     assert (panel.title, "of the wall" in svg, "100 %" in svg, "spec-1" in svg) == ("", True, True, True)
     # 107.5 tok/s of 93.7 × 1.97 × 1 = 184.6 are 58 %; the fastest boot has a percent more.

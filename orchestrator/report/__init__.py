@@ -43,7 +43,7 @@ def write(view: View, folder: Path) -> tuple[Path, ...]:
     try:
         pictures.mkdir(parents=True, exist_ok=True)
         written = [_replace(folder / name, render(view).encode("utf-8")) for name, render in FORMATS.items()]
-        drawn = [_replace(pictures / f"{name}.png", figures.as_png(view, name)) for name in figures.drawn(view)]
+        drawn = [_replace(pictures / f"{chart.name}.png", chart.png()) for chart in figures.charts(view)]
         # A picture of an earlier report that this one has no data for would tell of what is not there.
         for name in figures.FIGURES:
             if pictures / f"{name}.png" not in drawn:

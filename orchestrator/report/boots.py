@@ -78,14 +78,11 @@ def collect(records: Iterable[AnyRecord], series: Series) -> tuple[BootView, ...
             found[record.boot].add(record)
     results = {boot.boot: boot for boot in series.boots}
     names = dict.fromkeys((*results, *found))
-    if len(series.input_tokens) <= 1:
-        for one in found.values():  # as in the series: the only prompt length is named in no level
-            one.trials = [t if t.input_tokens is None else t.but(input_tokens=None) for t in one.trials]
-    views = (_join(name, results.get(name), found.get(name, _Found())) for name in names)
+    views = (_join(name, results.get(name), found.get(name, _Found()), series.input_tokens) for name in names)
     return tuple(sorted(views, key=lambda boot: (boot.position, boot.name)))
 
 
-def _join(name: str, result: BootResult | None, one: _Found) -> BootView:
+def _join(name: str, result: BootResult | None, one: _Found, lengths: tuple[int, ...]) -> BootView:
     some: BootRecord | BootResult | None = result or one.ended or one.started or next(iter(one.trials), None)
     some = some or next(iter(one.steps), None) or one.answer
     assert some is not None  # a boot is found through its result or a record of it
@@ -107,6 +104,7 @@ def _join(name: str, result: BootResult | None, one: _Found) -> BootView:
         answer=one.answer.answer if one.answer is not None else None,
         trials=tuple(one.trials),
         ended=one.ended,
+        lengths=lengths,
     )
 
 
@@ -212,11 +210,9 @@ def _phases(boot: BootView) -> Timeline | None:
 
 
 def _phase_table(boots: Sequence[BootView]) -> Table:
+    told_of = [(boot, line) for boot in boots if (line := _phases(boot)) is not None]
     rows = []
-    for boot in boots:
-        line = _phases(boot)
-        if line is None:
-            continue
+    for boot, line in told_of[:MOST_ROWS]:
         told = (words.seconds(getattr(line, attribute)) for _, attribute in PHASES)
         kv = words.ABSENT if line.kv_tokens is None else f"{line.kv_tokens:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
         memory = (
@@ -241,6 +237,7 @@ def _phase_table(boots: Sequence[BootView]) -> Table:
         numeric=frozenset({*range(1, len(PHASES) + 1), *range(len(PHASES) + 2, len(columns))}),
         code=frozenset({0}),
         folded=True,
+        left_out=len(told_of[MOST_ROWS:]),
     )
 
 

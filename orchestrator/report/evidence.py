@@ -157,7 +157,7 @@ def _witness(boot: BootView, verdict: VariantVerdict, folder: Path | None) -> Ev
         return EvidenceView(name, words.clean(title), excerpt(path, answer.evidence), tuple(notes), source)
     failed = [trial for trial in boot.trials if trial.failed]
     if failed and "errors_under_load" in verdict.reasons:
-        said = words.listing(f"{_errors(trial.errors)} at {trial.level}" for trial in failed)
+        said = words.listing(f"{_errors(trial.errors)} at {boot.level(trial)}" for trial in failed)
         lines = look_for(path) or (excerpt(path, answer.evidence) if answer is not None else ())
         return EvidenceView(name, words.clean(f"errors under load: {said}"), lines, (), source)
     return None
@@ -204,7 +204,7 @@ def _error_notes(cells: Sequence[CellView], boots: Sequence[BootView]) -> Iterat
     for boot in boots:
         for trial in boot.trials:
             if trial.failed:
-                errors.setdefault(trial.level, Counter()).update(trial.errors)
+                errors.setdefault(boot.level(trial), Counter()).update(trial.errors)
     for cell in cells:
         tried = [point for point in cell.points if point.status in ("failed", "value", "invalid")]
         failed = [point for point in tried if point.status == "failed"]

@@ -33,19 +33,37 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 
 
-def as_png(view: View, name: FigureName) -> bytes:
-    """One figure as a PNG file."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One figure, ready to be drawn as often as wanted."""
+
+    name: FigureName
+    title: str
+    panels: tuple[Panel, ...]
+    rehearsal: bool
+
+    def png(self) -> bytes:
+        """As a PNG file."""
+        return canvas.png(self.panels, self.title, rehearsal=self.rehearsal)
+
+    def svgs(self) -> tuple[str, ...]:
+        """As SVG elements, one a panel."""
+        # One alone is as wide as the page's text; so its letters come out as large as those of two beside each other.
+        shown = self.panels if len(self.panels) > 1 else [replace(panel, width=WIDE) for panel in self.panels]
+        return canvas.svgs(shown, self.name, rehearsal=self.rehearsal)
+
+
+def chart(view: View, name: FigureName) -> Chart:
+    """One figure; without panels where the view has no data for it."""
     section = next((one for one in view.sections if one.figure == name), None)
     title = f"{view.verdicts.experiment}: {section.title.lower() if section is not None else name}"
-    return canvas.png(FIGURES[name](view), title, rehearsal=view.rehearsal)
+    return Chart(name, title, tuple(FIGURES[name](view)), view.rehearsal)
 
 
-def as_svgs(view: View, name: FigureName) -> tuple[str, ...]:
-    """One figure as SVG elements, one a panel."""
-    panels = FIGURES[name](view)
-    # One alone is as wide as the page's text; so its letters come out as large as those of two beside each other.
-    shown = panels if len(panels) > 1 else [replace(panel, width=WIDE) for panel in panels]
-    return canvas.svgs(shown, name, rehearsal=view.rehearsal)
+def charts(view: View) -> tuple[Chart, ...]:
+    """The figures that this view has data for, in the order of its sections."""
+    wanted = [section.figure for section in view.sections if section.figure is not None]
+    return tuple(one for one in (chart(view, name) for name in wanted) if one.panels)
 
 
 # --- how a variant looks --------------------------------------------------------------------------------------------
@@ -299,19 +317,16 @@ class Curve:
 
 
 def _latency(view: View) -> list[Panel]:
-    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
-    for trial in trials.good(view.boots):
-        groups[trial.variant, trial.cache, trial.level].append(trial)
-
     def panel(
         title: str, cache: CacheState, length: int | None, read: Callable[[TrialEnded], Quantiles]
     ) -> Panel | None:
         curves = []
         for variant, cells in _cells(view, cache, length):
+            name = variant.verdict.name
             boots = {
                 streams: values
                 for streams in view.concurrency
-                if (values := _medians_of(groups[variant.verdict.name, cache, Level(streams, length)], read))
+                if (values := _medians_of(view.good.get((name, cache, Level(streams, length)), ()), read))
             }
             refuted = (
                 cell.verdict.concurrency for cell in cells if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
@@ -660,9 +675,3 @@ FIGURES: Mapping[FigureName, Callable[[View], list[Panel]]] = {
     "rulers": _rulers,
     "order": _order,
 }
-
-
-def drawn(view: View) -> tuple[FigureName, ...]:
-    """The figures that this view has data for."""
-    wanted = [section.figure for section in view.sections if section.figure is not None]
-    return tuple(name for name in wanted if FIGURES[name](view))

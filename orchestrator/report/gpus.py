@@ -6,15 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 
-from orchestrator.records import CacheState, GpuUse
-from orchestrator.report import trials, words
-from orchestrator.report.model import BootView, Section, Table
+from orchestrator.records import CacheState, GpuUse, Level
+from orchestrator.report import words
+from orchestrator.report.model import Section, Table, Trials
 
 # Nothing holds a clock down on a GPU that has nothing to do.
 _IDLE = "gpu_idle"
 _COLUMNS = (
-    "variant",
-    "concurrency",
     "GPU",
     "boots",
     "busy",
@@ -29,12 +27,13 @@ _COLUMNS = (
 )
 
 
-def section(boots: Sequence[BootView]) -> Section | None:
+def section(good: Trials) -> Section | None:
     """One row for each cell and GPU; None where no trial told of a GPU."""
-    cells: dict[tuple[str, CacheState, int, int], list[GpuUse]] = defaultdict(list)
-    for trial in trials.good(boots):
-        for gpu in trial.gpu or ():
-            cells[trial.variant, trial.cache, trial.concurrency, gpu.index].append(gpu)
+    cells: dict[tuple[str, CacheState, Level, int], list[GpuUse]] = defaultdict(list)
+    for (variant, cache, level), found in good.items():
+        for trial in found:
+            for gpu in trial.gpu or ():
+                cells[variant, cache, level, gpu.index].append(gpu)
     if not cells:
         return None
     several = len({cache for _, cache, *_ in cells}) > 1
@@ -42,7 +41,8 @@ def section(boots: Sequence[BootView]) -> Section | None:
         (words.clean(variant) + (f" ({cache})" if several else ""), str(level), str(index), *_row(uses))
         for (variant, cache, level, index), uses in sorted(cells.items())
     )
-    table = Table("GPUs in the windows", _COLUMNS, rows, numeric=frozenset(range(1, len(_COLUMNS) - 1)), folded=True)
+    columns = ("variant", words.level_column(level for _, _, level, _ in cells), *_COLUMNS)
+    table = Table("GPUs in the windows", columns, rows, numeric=frozenset(range(1, len(columns) - 1)), folded=True)
     sentences = (
         "Sampled twice a second: means over the boots, and the most memory, the lowest clock, the highest temperature.",
         _held([gpu for uses in cells.values() for gpu in uses]),

@@ -40,5 +40,5 @@ def _environment() -> Environment:
 def render(view: View) -> str:
     """The whole page."""
     # `_inline` escapes the one foreign attribute that it writes, and matplotlib escapes the text that it draws.
-    charts = {name: [Markup(svg) for svg in figures.as_svgs(view, name)] for name in figures.drawn(view)}  # noqa: S704
+    charts = {chart.name: [Markup(svg) for svg in chart.svgs()] for chart in figures.charts(view)}  # noqa: S704
     return _environment().get_template(TEMPLATE).render(view=view, charts=charts) + "\n"

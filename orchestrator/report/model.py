@@ -6,7 +6,7 @@ a figure or the CSV needs them (`points`, `boots`, `trials`); tables are text, r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -23,6 +23,7 @@ from orchestrator.records import (
     TrialEnded,
     VariantVerdict,
     Verdicts,
+    level_of,
 )
 
 Status = Literal["value", "failed", "invalid", "died", "not_measured"]
@@ -162,7 +163,7 @@ class VariantView:
 class BootView:
     """One boot: the analysis's result (None where it does not count) and, where a ledger has them, its records.
 
-    A trial has `input_tokens` only where there are several prompt lengths, so that its `level` is its cell's.
+    `lengths` are the prompt lengths of the experiment, in tokens.
     """
 
     name: str
@@ -177,11 +178,20 @@ class BootView:
     answer: Answer | None = None
     trials: tuple[TrialEnded, ...] = ()
     ended: BootEnded | None = None
+    lengths: tuple[int, ...] = ()
+
+    def level(self, trial: TrialEnded) -> Level:
+        """Where one of its trials was measured, by the name of its cell."""
+        return level_of(trial.concurrency, trial.input_tokens, self.lengths)
 
     @property
     def counted(self) -> bool:
         """Whether the boot is in the verdicts: completed, crashed or not ready."""
         return self.result is not None
+
+
+# Trials of each cell (variant, cache state, level), in the order of its boots.
+Trials = Mapping[tuple[str, CacheState, Level], Sequence[TrialEnded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +209,10 @@ class RulerRatio:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything a report says: the answer in one sentence, how sure it is, what to do now, and all behind it."""
+    """Everything a report says: the answer in one sentence, how sure it is, what to do now, and all behind it.
+
+    `good` are the trials that were valid, did not fail and belong to boots that count.
+    """
 
     verdicts: Verdicts
     headline: str
@@ -208,6 +221,7 @@ class View:
     boots: tuple[BootView, ...]
     rulers: tuple[RulerRatio, ...]
     sections: tuple[Section, ...]
+    good: Trials = field(default_factory=dict)
     steps: tuple[NextStep, ...] = ()
     walls: Mapping[tuple[str, CacheState, Level], float] = field(default_factory=dict)
 

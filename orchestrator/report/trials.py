@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from statistics import median
 from typing import Literal
 
 from orchestrator.records import CacheState, Level, Quantiles, Rulers, TrialEnded
 from orchestrator.report import words
-from orchestrator.report.model import MOST_ROWS, BootView, CellView, RulerRatio, Section, Table, VariantView
+from orchestrator.report.model import MOST_ROWS, BootView, CellView, RulerRatio, Section, Table, Trials, VariantView
 
 Ruler = Literal["usage", "chunks", "words", "logger"]
 RULERS: dict[Ruler, str] = {
@@ -21,19 +23,22 @@ RULERS: dict[Ruler, str] = {
 }
 # Below this a ruler agrees with the counter as far as anyone would act on it.
 AGREES = 0.02
+_UNKNOWN = "no reason was recorded"
 
 
-def good(boots: Sequence[BootView]) -> Iterator[TrialEnded]:
+def good(boots: Sequence[BootView]) -> Trials:
     """The trials that were valid, did not fail and belong to boots that count."""
+    found: dict[tuple[str, CacheState, Level], list[TrialEnded]] = {}
     for boot in boots:
-        if boot.counted:
-            yield from (trial for trial in boot.trials if trial.valid and not trial.failed)
+        for trial in boot.trials if boot.counted else ():
+            if trial.valid and not trial.failed:
+                found.setdefault((boot.variant, boot.cache, boot.level(trial)), []).append(trial)
+    return found
 
 
 def of_level(boot: BootView, level: Level) -> TrialEnded | None:
     """The trial of one boot at one level that counts: the valid one, else the last (a disturbed one is repeated)."""
-    streams, length = level.concurrency, level.input_tokens
-    found = [trial for trial in boot.trials if trial.concurrency == streams and trial.input_tokens == length]
+    found = [trial for trial in boot.trials if boot.level(trial) == level]
     return next((trial for trial in found if trial.valid), found[-1] if found else None)
 
 
@@ -45,15 +50,18 @@ def _ratio(rulers: Rulers, ruler: Ruler) -> float | None:
     return value / rulers.counter if value is not None and rulers.counter else None
 
 
-def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
+def _ratios(trials: Iterable[TrialEnded], ruler: Ruler) -> list[float]:
+    return [ratio for trial in trials if (ratio := _ratio(trial.rulers, ruler)) is not None]
+
+
+def ruler_ratios(good: Trials) -> tuple[RulerRatio, ...]:
     """Median ratio of each ruler to the counter, per variant and level."""
     groups: dict[tuple[str, Level], list[TrialEnded]] = defaultdict(list)
-    for trial in good(boots):
-        if trial.rulers.counter:
-            groups[trial.variant, trial.level].append(trial)
+    for (variant, _, level), trials in good.items():
+        groups[variant, level] += [trial for trial in trials if trial.rulers.counter]
 
     def middle(trials: Sequence[TrialEnded], ruler: Ruler) -> float | None:
-        ratios = [ratio for trial in trials if (ratio := _ratio(trial.rulers, ruler)) is not None]
+        ratios = _ratios(trials, ruler)
         return median(ratios) if ratios else None
 
     return tuple(
@@ -64,23 +72,23 @@ def ruler_ratios(boots: Sequence[BootView]) -> tuple[RulerRatio, ...]:
             **{ruler: middle(trials, ruler) for ruler in RULERS},
         )
         for (variant, level), trials in sorted(groups.items(), key=lambda item: item[0])
+        if trials
     )
 
 
-def rulers_section(boots: Sequence[BootView], ratios: Sequence[RulerRatio]) -> Section | None:
+def rulers_section(good: Trials, ratios: Sequence[RulerRatio]) -> Section | None:
     """The rulers beside the counter: which would have misled, by how much, and where about the order."""
     if not ratios:
         return None
     sentences = [
         "Only the increase of the server's token counter is the measurement; each other ruler stands beside it."
     ]
-    every = [trial.rulers for trial in good(boots) if trial.rulers.counter]
     for ruler, name in RULERS.items():
-        found = [ratio for rulers in every if (ratio := _ratio(rulers, ruler)) is not None]
+        found = _ratios(chain.from_iterable(good.values()), ruler)
         if found:
             sentences.append(_ruler_sentence(name, found))
-    sentences.extend(_drafted_and_accepted(boots))
-    sentences.extend(_misrankings(boots))
+    sentences.extend(_drafted_and_accepted(good))
+    sentences.extend(_misrankings(good))
     rows = tuple(
         (one.variant, str(one.level), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
         for one in ratios
@@ -112,14 +120,14 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
     return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."
 
 
-def _drafted_and_accepted(boots: Sequence[BootView]) -> Iterator[str]:
+def _drafted_and_accepted(good: Trials) -> Iterator[str]:
     """The sum that the engine's other log line invites to; docs/why.md, "What the log line counts"."""
     ratios: dict[str, list[float]] = defaultdict(list)
-    for trial in good(boots):
-        deltas = trial.deltas
-        if deltas is not None and deltas.spec_draft_tokens and deltas.generation_tokens:
-            both = deltas.spec_draft_tokens + (deltas.spec_accepted_tokens or 0.0)
-            ratios[trial.variant].append(both / deltas.generation_tokens)
+    for (variant, _, _), trials in good.items():
+        for deltas in (trial.deltas for trial in trials):
+            if deltas is not None and deltas.spec_draft_tokens and deltas.generation_tokens:
+                both = deltas.spec_draft_tokens + (deltas.spec_accepted_tokens or 0.0)
+                ratios[variant].append(both / deltas.generation_tokens)
     if ratios:
         said = words.listing([f"× {median(many):.2f} ({words.clean(name)})" for name, many in sorted(ratios.items())])
         yield (
@@ -128,25 +136,26 @@ def _drafted_and_accepted(boots: Sequence[BootView]) -> Iterator[str]:
         )
 
 
-def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
+def _misrankings(good: Trials) -> Iterator[str]:
     """Where a ruler would have named another variant the fastest than the counter does."""
     by_level: dict[Level, dict[str, list[Rulers]]] = defaultdict(lambda: defaultdict(list))
-    for trial in good(boots):
-        by_level[trial.level][trial.variant].append(trial.rulers)
+    for (variant, _, level), trials in good.items():
+        by_level[level][variant] += [trial.rulers for trial in trials]
 
-    def best(level: dict[str, list[Rulers]], read: Callable[[Rulers], float | None]) -> str | None:
+    def best(level: dict[str, list[Rulers]], ruler: Ruler | Literal["counter"]) -> str | None:
+        read = attrgetter(ruler)
         middles = {
             variant: median(values)
             for variant, many in level.items()
-            if (values := [value for rulers in many if (value := read(rulers)) is not None])
+            if (values := [value for value in map(read, many) if value is not None])
         }
         return max(middles, key=lambda variant: middles[variant]) if len(middles) == len(level) > 1 else None
 
+    truths = {at: best(measured, "counter") for at, measured in by_level.items()}
     for ruler, name in RULERS.items():
         wrong = []
-        for at, level in sorted(by_level.items(), key=lambda item: item[0]):
-            truth = best(level, lambda rulers: rulers.counter)
-            other = best(level, lambda rulers, ruler=ruler: getattr(rulers, ruler))  # type: ignore[misc]
+        for at, measured in sorted(by_level.items(), key=lambda item: item[0]):
+            truth, other = truths[at], best(measured, ruler)
             if truth is not None and other is not None and other != truth:
                 wrong.append(f"{words.clean(other)} instead of {words.clean(truth)} at {at}")
         if wrong:
@@ -157,7 +166,7 @@ def _misrankings(boots: Sequence[BootView]) -> Iterator[str]:
 # --- latency --------------------------------------------------------------------------------------------------------
 
 
-def latency_section(variants: Sequence[VariantView], boots: Sequence[BootView]) -> Section | None:
+def latency_section(variants: Sequence[VariantView], good: Trials) -> Section | None:
     """Time to the first token, between tokens and end to end; the median over boots, or boot by boot where they differ.
 
     No mean or median describes boots that disagree, in latency as little as in throughput.
@@ -168,10 +177,7 @@ def latency_section(variants: Sequence[VariantView], boots: Sequence[BootView]) 
         for cell in one.cells
         if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
     }
-    groups: dict[tuple[str, CacheState, Level], list[TrialEnded]] = defaultdict(list)
-    for trial in good(boots):
-        groups[trial.variant, trial.cache, trial.level].append(trial)
-    several = len({cache for _, cache, _ in groups}) > 1
+    several = len({cache for _, cache, _ in good}) > 1
     rows = tuple(
         (
             words.clean(variant) + (f" ({cache})" if several else ""),
@@ -179,11 +185,11 @@ def latency_section(variants: Sequence[VariantView], boots: Sequence[BootView]) 
             str(len(trials)),
             *_quantile_cells(trials, by_boot=(variant, cache, level) in refuted),
         )
-        for (variant, cache, level), trials in sorted(groups.items(), key=lambda item: item[0])
+        for (variant, cache, level), trials in sorted(good.items(), key=lambda item: item[0])
     )
     if not rows or all(cell == words.ABSENT for row in rows for cell in row[3:]):
         return None
-    at = words.level_column(level for _, _, level in groups)
+    at = words.level_column(level for _, _, level in good)
     columns = ("variant", at, "boots", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "end to end p50", "p99")
     table = Table("Latency in ms", columns, rows, numeric=frozenset(range(1, len(columns))), folded=True)
     sentences = (
@@ -221,15 +227,15 @@ def tokens_per_step(trial: TrialEnded) -> float | None:
     return None if deltas.spec_accepted_tokens is None else 1 + deltas.spec_accepted_tokens / deltas.spec_drafts
 
 
-def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootView]) -> Section | None:
+def attribution_section(variants: Sequence[VariantView], good: Trials) -> Section | None:
     """Δln(tok/s) = Δln A + Δln S between the fastest and the slowest boot of a cell that does not reproduce."""
-    trials = {(trial.boot, trial.level): trial for trial in good(boots)}
     rows, moved = [], []
     for variant in variants:
         for cell in variant.cells:
             if cell.verdict.reproducibility != "DOES_NOT_REPRODUCE":
                 continue
-            row = _moved(variant.verdict.name, cell, trials)
+            key = (variant.verdict.name, cell.verdict.cache, cell.verdict.level)
+            row = _moved(variant.verdict.name, cell, {trial.boot: trial for trial in good.get(key, ())})
             if row is not None:
                 rows.append(row[0])
                 moved.append(row[1])
@@ -252,12 +258,13 @@ def attribution_section(variants: Sequence[VariantView], boots: Sequence[BootVie
 
 
 def _moved(
-    variant: str, cell: CellView, trials: dict[tuple[str, Level], TrialEnded]
+    variant: str, cell: CellView, trials: Mapping[str, TrialEnded]
 ) -> tuple[tuple[str, ...], Literal["A", "S"]] | None:
+    """`trials`: by boot, those of the cell."""
     level = cell.verdict.level
     valued = [point for point in cell.points if point.value is not None]
     fast, slow = (pick(valued, key=lambda point: point.value or 0.0) for pick in (max, min))
-    a = [tokens_per_step(trial) if (trial := trials.get((point.boot, level))) else None for point in (fast, slow)]
+    a = [tokens_per_step(trial) if (trial := trials.get(point.boot)) else None for point in (fast, slow)]
     if a[0] is None or a[1] is None or not fast.value or not slow.value:
         return None
     whole, part_a = math.log(fast.value / slow.value), math.log(a[0] / a[1])
@@ -275,7 +282,7 @@ def _moved(
         f"{a[0]:.2f} / {a[1]:.2f}",
         f"{s[0]:.1f} / {s[1]:.1f}",
         f"{by} ({share * 100:.0f} %)",
-        _clocks([trials[point.boot, level] for point in (fast, slow)]),
+        _clocks([trials[point.boot] for point in (fast, slow)]),
     )
     return row, "A" if by == "A" else "S"
 
@@ -294,41 +301,43 @@ def _clocks(pair: Sequence[TrialEnded]) -> str:
 
 def excluded_section(boots: Sequence[BootView]) -> Section:
     """Everything that no estimate contains: invalid trials, disturbed and aborted boots. Never dropped in silence."""
-    rows: list[tuple[str, ...]] = []
-    for boot in boots:
-        variant = words.clean(boot.variant)
-        if boot.result is None:
-            why = boot.why or "no reason was recorded"
-            rows.append((boot.name, variant, "whole boot", boot.outcome, why))
-        elif boot.trials:
-            rows.extend(
-                (boot.name, variant, f"trial at {trial.level}", "invalid", _reasons(trial))
-                for trial in boot.trials
-                if not trial.valid and not trial.failed
-            )
-        else:
-            rows.extend(
-                (boot.name, variant, f"trial at {level.level}", "invalid", words.ABSENT)
-                for level in boot.result.levels
-                if not level.valid
-            )
+    lost = [one for boot in boots for one in _lost(boot)]
     remarks = _remarks(boots)
     sentences = () if remarks is None else (f"{words.plural(remarks.all_rows, 'remark')} of trials disturbed nothing.",)
     more = () if remarks is None else (remarks,)
-    if not rows:
+    if not lost:
         none = "Nothing: every trial was valid, and every boot counts."
         return Section("excluded", "What was left out", (none, *sentences), more)
-    whole = sum(row[2] == "whole boot" for row in rows)
-    said = f"{words.plural(len(rows) - whole, 'trial')} and {words.plural(whole, 'boot')} are in no number above."
-    table = Table("Left out", ("boot", "variant", "what", "as", "why"), tuple(rows), code=frozenset({0}))
+    whole = sum(boot.result is None for boot, _, _ in lost)
+    said = f"{words.plural(len(lost) - whole, 'trial')} and {words.plural(whole, 'boot')} are in no number above."
+    rows = tuple(
+        (boot.name, words.clean(boot.variant), "whole boot", boot.outcome, boot.why or _UNKNOWN)
+        if level is None
+        else (boot.name, words.clean(boot.variant), f"trial at {level}", "invalid", _reasons(trial))
+        for boot, level, trial in lost[:MOST_ROWS]
+    )
+    columns = ("boot", "variant", "what", "as", "why")
+    table = Table("Left out", columns, rows, code=frozenset({0}), left_out=len(lost) - len(rows))
     return Section("excluded", "What was left out", (said, *sentences), (table, *more))
+
+
+def _lost(boot: BootView) -> Iterator[tuple[BootView, Level | None, TrialEnded | None]]:
+    """What of one boot is in no number: the whole of it (no level), or levels, with the trial where there is one."""
+    if boot.result is None:
+        yield boot, None, None
+    elif boot.trials:
+        for trial in boot.trials:
+            if not trial.valid and not trial.failed:
+                yield boot, boot.level(trial), trial
+    else:
+        yield from ((boot, level.level, None) for level in boot.result.levels if not level.valid)
 
 
 def _remarks(boots: Sequence[BootView]) -> Table | None:
     """What trials warned of: a power limit that was reached, a window that is a little uncertain and the like."""
     told = [(boot, trial, text) for boot in boots for trial in boot.trials for text in trial.warnings]
     rows = tuple(
-        (boot.name, words.clean(boot.variant), f"trial at {trial.level}", words.clean(text, 240))
+        (boot.name, words.clean(boot.variant), f"trial at {boot.level(trial)}", words.clean(text, 240))
         for boot, trial, text in told[:MOST_ROWS]
     )
     columns = ("boot", "variant", "what", "remark")
@@ -337,5 +346,7 @@ def _remarks(boots: Sequence[BootView]) -> Table | None:
     return table if rows else None
 
 
-def _reasons(trial: TrialEnded) -> str:
-    return words.clean("; ".join(trial.invalid_reasons) or "no reason was recorded", 240)
+def _reasons(trial: TrialEnded | None) -> str:
+    if trial is None:
+        return words.ABSENT
+    return words.clean("; ".join(trial.invalid_reasons) or _UNKNOWN, 240)

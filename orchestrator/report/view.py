@@ -47,22 +47,23 @@ def build_view(
     started, _ = provenance.sessions(records)
     boots = boot_room.collect(records, series)
     variants = _variants(verdicts, series, records, boots, boots_dir)
-    ratios = trials.ruler_ratios(boots)
+    good = trials.good(boots)
+    ratios = trials.ruler_ratios(good)
     sections = (
         _verdict_section(variants),
         goals.section(verdicts),
         _boots_section(variants),
         _throughput_section(variants),
-        trials.latency_section(variants, boots),
-        wall.section(variants, boots, started),
+        trials.latency_section(variants, good),
+        wall.section(variants, boots, good, started),
         boot_room.boot_section(boots),
         memory.section(boots, started),
-        gpus.section(boots),
-        trials.rulers_section(boots, ratios),
+        gpus.section(good),
+        trials.rulers_section(good, ratios),
         _evidence_section(variants),
         answers.section(boots),
         boot_room.order_section(variants, boots, verdicts.confounded),
-        trials.attribution_section(variants, boots),
+        trials.attribution_section(variants, good),
         provenance.section(records, series, boots, boots_dir),
         trials.excluded_section(boots),
     )
@@ -74,8 +75,9 @@ def build_view(
         boots=boots,
         rulers=ratios,
         sections=_shown([section for section in sections if section is not None]),
+        good=good,
         steps=tuple(steps),
-        walls={key: one.tokens_per_s for key, one in wall.walls(variants, boots, started).items()},
+        walls={key: one.tokens_per_s for key, one in wall.walls(variants, boots, good, started).items()},
     )
 
 
@@ -213,7 +215,7 @@ def _missing(boot: BootView, at: Level) -> Point:
     if result is not None:
         level = next((one for one in result.levels if one.level == at), None)
     if level is not None and level.failed:
-        errors = next((trial.errors for trial in boot.trials if trial.level == at and trial.failed), {})
+        errors = next((trial.errors for trial in boot.trials if trial.failed and boot.level(trial) == at), {})
         return Point(boot.name, None, "failed", words.clean(", ".join(sorted(errors)) or "failed under load", 120))
     if level is not None and level.measured and not level.valid:
         return Point(boot.name, None, "invalid", "the trial was not valid")

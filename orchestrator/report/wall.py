@@ -19,7 +19,7 @@ from statistics import median
 
 from orchestrator.records import CacheState, CampaignStarted, Level
 from orchestrator.report import trials, words
-from orchestrator.report.model import BootView, Section, Table, VariantView
+from orchestrator.report.model import BootView, Section, Table, Trials, VariantView
 
 # GB/s of one card; the name as nvidia-smi tells it, without "NVIDIA".
 BANDWIDTH_GB_S: Mapping[str, float] = {
@@ -55,7 +55,7 @@ def bandwidth(gpus: str | None) -> float | None:
 
 
 def section(
-    variants: Sequence[VariantView], boots: Sequence[BootView], started: Sequence[CampaignStarted]
+    variants: Sequence[VariantView], boots: Sequence[BootView], good: Trials, started: Sequence[CampaignStarted]
 ) -> Section | None:
     """Each cell's share of the wall, with the inputs; says what is missing where it cannot be computed."""
     if not started:
@@ -67,7 +67,7 @@ def section(
     missing = _missing(gpus, rate, weights)
     if missing is not None or rate is None:
         return Section("wall", "The bandwidth wall", (f"Not computed: {missing}.",))
-    found = walls(variants, boots, started)
+    found = walls(variants, boots, good, started)
     rows = [row for variant in variants for row in _rows(variant, found, rate, weights)]
     if not rows:
         return None
@@ -96,23 +96,24 @@ class Wall:
 Walls = Mapping[tuple[str, CacheState, Level], Wall]
 
 
-def walls(variants: Sequence[VariantView], boots: Sequence[BootView], started: Sequence[CampaignStarted]) -> Walls:
+def walls(
+    variants: Sequence[VariantView], boots: Sequence[BootView], good: Trials, started: Sequence[CampaignStarted]
+) -> Walls:
     """Variant, cache state and level → its wall; empty where bandwidth or weights are not known."""
     rate = _rate(started[-1]) if started else None
     if rate is None:
         return {}
     weights = _weights(boots, started[-1])
-    tokens: dict[tuple[str, CacheState, Level], list[float]] = {}
-    for trial in trials.good(boots):
-        if (given := trials.tokens_per_step(trial)) is not None:
-            tokens.setdefault((trial.variant, trial.cache, trial.level), []).append(given)
     found = {}
     for variant in variants:
         name = variant.verdict.name
         for cell in variant.cells:
             key = name, cell.verdict.cache, cell.verdict.level
-            if name in weights and key in tokens:
-                middle = median(tokens[key])
+            if name not in weights:
+                continue
+            tokens = [given for trial in good.get(key, ()) if (given := trials.tokens_per_step(trial)) is not None]
+            if tokens:
+                middle = median(tokens)
                 found[key] = Wall(steps_per_s(rate, weights[name].gib) * middle * key[2].concurrency, middle)
     return found
 

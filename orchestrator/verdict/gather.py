@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from orchestrator.plan import Plan
@@ -24,7 +25,6 @@ from orchestrator.records import (
     Level,
     LevelResult,
     Objective,
-    Quantiles,
     Series,
     StepEnded,
     TrialEnded,
@@ -255,19 +255,15 @@ def _level(level: Level, trials: Sequence[TrialEnded]) -> LevelResult:
 
 def _latencies(trials: Sequence[TrialEnded]) -> dict[str, float]:
     """Latencies of valid trials by name; several windows of one boot are one number, as their throughput is."""
-    found: dict[str, list[float]] = {}
-    for trial in trials:
-        if not trial.valid or trial.failed:
-            continue
-        for what, quantiles in (("ttft", trial.ttft_ms), ("itl", trial.itl_ms), ("e2e", trial.e2e_ms)):
-            for quantile, value in _quantiles(quantiles):
-                if value is not None and value > 0:
-                    found.setdefault(f"{what}_{quantile}_ms", []).append(math.log(value))
-    return {name: throughput(math.fsum(logs) / len(logs)) for name, logs in found.items()}
-
-
-def _quantiles(of: Quantiles) -> tuple[tuple[str, float | None], ...]:
-    return (("p50", of.p50), ("p90", of.p90), ("p99", of.p99), ("max", of.max))
+    counted = [trial for trial in trials if trial.valid and not trial.failed]
+    found: dict[str, float] = {}
+    for what in ("ttft", "itl", "e2e"):
+        seen = [getattr(trial, f"{what}_ms") for trial in counted]
+        for quantile in ("p50", "p90", "p99", "max"):
+            logs = [math.log(value) for value in map(attrgetter(quantile), seen) if value is not None and value > 0]
+            if logs:
+                found[f"{what}_{quantile}_ms"] = throughput(math.fsum(logs) / len(logs))
+    return found
 
 
 def _covariates(step: StepEnded) -> dict[str, float]:
