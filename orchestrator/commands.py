@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from invoke.collection import Collection
@@ -25,27 +25,14 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import (
-    campaign,
-    doctor,
-    early,
-    journal,
-    noise,
-    on_end,
-    outlook,
-    report,
-    simulate,
-    sketch,
-    survey,
-    twins,
-    verdict,
-)
+from orchestrator import early, journal, on_end, report, verdict
 from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import again, campaign_end, program, spoken
 from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
 from orchestrator.gate import gate as judge_gate
+from orchestrator.later import Later
 from orchestrator.ledger import BOOTS, RECORDS, contents, read
 from orchestrator.live import make_listener
 from orchestrator.matrix import find_experiment, load_matrix, parse_boots, select
@@ -57,6 +44,15 @@ from orchestrator.records import AnyRecord, CampaignStarted, Series, Verdicts
 from orchestrator.redact import redact_text
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
+
+if TYPE_CHECKING:
+    from orchestrator import campaign, doctor, noise, outlook, simulate, sketch, survey, twins
+    from orchestrator.report import formats
+else:
+    campaign, doctor, noise = (Later(f"orchestrator.{name}") for name in ("campaign", "doctor", "noise"))
+    outlook, simulate, sketch = (Later(f"orchestrator.{name}") for name in ("outlook", "simulate", "sketch"))
+    survey, twins = (Later(f"orchestrator.{name}") for name in ("survey", "twins"))
+    formats = Later("orchestrator.report.formats")
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -337,7 +333,7 @@ def report_(
     how = again(_out_again(out), _matrix_again(folder))
     steps = tuple(report.next_steps(verdicts, folder.name, how, records=records))
     view = report.build_view(records, series, verdicts, folder / BOOTS, steps)
-    written = report.write(view, folder / "report")
+    written = formats.write(view, folder / "report")
     Console(highlight=False).print(report.reasons(verdicts))
     print()
     for path in written:

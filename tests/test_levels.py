@@ -27,9 +27,10 @@ from orchestrator.records import (
     level_of,
     levels_of,
 )
-from orchestrator.report import FORMATS, build_view, plain
+from orchestrator.report import build_view, plain
 from orchestrator.report.compare import compare, experiment, pairs, sentence
 from orchestrator.report.figures import FIGURES
+from orchestrator.report.formats import FORMATS
 from orchestrator.series import read_series
 from orchestrator.survey import too_long
 from orchestrator.verdict.derive import derive
@@ -261,7 +262,8 @@ def test_an_old_trial_record_is_read_as_it_was():
     (trial,) = [r for r in ledger({"a": [{"1": 100.0}]}, lengths=(512,)) if isinstance(r, TrialEnded)]
     old = trial.model_dump(mode="json")
     del old["input_tokens"]
-    assert RECORD.validate_python(old).level == Level(1)
+    read = RECORD.validate_python(old)
+    assert level_of(read.concurrency, read.input_tokens, ()) == Level(1)
 
 
 # --- the verdict ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from report_samples import sample
 
-from orchestrator import report
+from orchestrator.report import formats
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -163,7 +163,7 @@ def looked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     made = sample(folder / "boots")
     path = folder / "report.html"
-    path.write_text(report.FORMATS["report.html"](made.view()), "utf-8")
+    path.write_text(formats.FORMATS["report.html"](made.view()), "utf-8")
     profiles = {
         "phone": {"width": 390},
         "phone, dark": {"width": 390, "dark": True},

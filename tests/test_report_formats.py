@@ -18,7 +18,7 @@ from report_samples import LEVELS, VARIANTS, sample
 from orchestrator import report, verdict
 from orchestrator.errors import LedgerError
 from orchestrator.records import BootResult, LevelResult, Series, VariantVerdict, Verdicts
-from orchestrator.report import canvas, figures, markdown, text
+from orchestrator.report import canvas, figures, formats, markdown, text
 from orchestrator.report import csv as cells
 
 TEXTS = ("verdicts.json", "report.md", "report.html", "junit.xml", "cells.csv", "boots.csv")
@@ -43,7 +43,7 @@ def view(made):
 @pytest.fixture(scope="module")
 def folder(view, tmp_path_factory):
     target = tmp_path_factory.mktemp("report") / "report"
-    report.write(view, target)
+    formats.write(view, target)
     return target
 
 
@@ -77,7 +77,7 @@ def test_the_rehearsal_is_stamped_in_every_format(texts, folder):
 def test_what_was_measured_bears_no_stamp(monkeypatch):
     view = sample(rehearsal=False).view()
     monkeypatch.setattr(figures, "charts", lambda one: (figures.chart(one, "throughput"),))  # one chart stands for all
-    for name, render in report.FORMATS.items():
+    for name, render in formats.FORMATS.items():
         assert "REHEARSAL" not in render(view), name
     assert b"REHEARSAL" not in figures.chart(view, "throughput").png()
 
@@ -208,9 +208,9 @@ def test_junit_skips_the_undecided():
         variants=(one,),
     )
     view = report.build_view((), series, verdicts, None)
-    skipped = xml(report.FORMATS["junit.xml"](view)).find("testsuite/testcase/skipped")
+    skipped = xml(formats.FORMATS["junit.xml"](view)).find("testsuite/testcase/skipped")
     assert skipped.get("message") == "UNDECIDED: a is undecided: no boot ended."
-    for name, render in report.FORMATS.items():
+    for name, render in formats.FORMATS.items():
         assert render(view), name  # an experiment without any boot is a report too
 
 
@@ -329,16 +329,16 @@ def test_each_chart_has_its_data_and_a_sentence_beside_it(view):
 
 
 def test_the_same_report_twice_is_the_same_bytes(view, texts):
-    for name, render in report.FORMATS.items():
+    for name, render in formats.FORMATS.items():
         assert render(view) == texts[name], name
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_file_whole(view, tmp_path, monkeypatch):
     (tmp_path / "report.md").write_text("the report before", "utf-8")
-    monkeypatch.setattr(report, "FORMATS", {"report.md": report.FORMATS["report.md"]})
+    monkeypatch.setattr(formats, "FORMATS", {"report.md": formats.FORMATS["report.md"]})
     monkeypatch.setattr("pathlib.Path.replace", _refuse)
     with pytest.raises(LedgerError, match="the report cannot be written: no room"):
-        report.write(view, tmp_path)
+        formats.write(view, tmp_path)
     assert (tmp_path / "report.md").read_text("utf-8") == "the report before"
     assert not list(tmp_path.glob(".*"))
 
@@ -350,9 +350,9 @@ def _refuse(*_):
 def test_a_picture_without_data_is_taken_away(made, tmp_path, monkeypatch):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "rulers.png").write_bytes(b"of an earlier report")
-    monkeypatch.setattr(report, "FORMATS", {})
+    monkeypatch.setattr(formats, "FORMATS", {})
     by_hand = report.build_view((), made.series, made.verdicts, None)
-    written = report.write(by_hand, tmp_path)
+    written = formats.write(by_hand, tmp_path)
     assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == ["boots", "order", "throughput"]
     assert sorted(path.stem for path in written if path.suffix == ".png") == ["boots", "order", "throughput"]
 

@@ -15,7 +15,7 @@ from report_samples import sample
 
 from orchestrator import report, verdict
 from orchestrator.records import BootEnded, Evidence, JournalAnswered, TrialEnded
-from orchestrator.report import canvas, figures, markdown, text
+from orchestrator.report import canvas, figures, formats, markdown, text
 
 HOSTILE = (
     "<script>alert(1)</script> <img src=x onerror=alert(2)> </pre></details> | a | b | `tick` ```fence "
@@ -52,7 +52,7 @@ def files(view):
     with pytest.MonkeyPatch.context() as patch:
         # Charts have a test of their own; drawing all of them here would only take time.
         patch.setattr(figures, "charts", lambda one: (figures.chart(one, "boots"),))
-        return {name: render(view) for name, render in report.FORMATS.items()}
+        return {name: render(view) for name, render in formats.FORMATS.items()}
 
 
 def _spoil(record):
@@ -143,21 +143,21 @@ def test_a_number_stays_a_number():
 
 
 def test_junit_stays_well_formed(view):
-    root = xml(report.FORMATS["junit.xml"](view))
+    root = xml(formats.FORMATS["junit.xml"](view))
     case = next(case for case in root.iter("testcase") if case.get("name") == NAME)
     assert "<script>alert(1)</script>" in case.find("failure").text
 
 
 def test_a_spreadsheet_is_given_no_formula(view):
-    spoiled = list(csv.reader(io.StringIO(report.FORMATS["cells.csv"](view))))
+    spoiled = list(csv.reader(io.StringIO(formats.FORMATS["cells.csv"](view))))
     assert len({len(row) for row in spoiled}) == 1
     from_name = sample(boots=1)
     series = from_name.series.model_copy(update={"experiment": "=HYPERLINK(1)"})
     rows = report.build_view((), series, verdict.judge(series), None)
-    assert "\n'=HYPERLINK(1)," in report.FORMATS["cells.csv"](rows)
+    assert "\n'=HYPERLINK(1)," in formats.FORMATS["cells.csv"](rows)
 
 
-@pytest.mark.parametrize("name", sorted(report.FORMATS))
+@pytest.mark.parametrize("name", sorted(formats.FORMATS))
 def test_no_format_holds_a_control_character(files, name):
     content = files[name]
     if name == "verdicts.json":

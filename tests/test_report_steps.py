@@ -10,7 +10,7 @@ from report_samples import sample
 
 from orchestrator import closing, commands, report, verdict
 from orchestrator.records import BootResult, LevelResult, Series
-from orchestrator.report import next_steps
+from orchestrator.report import formats, next_steps
 from orchestrator.report.steps import Again
 
 
@@ -120,7 +120,7 @@ def test_the_page_and_the_comment_say_them_below_the_headline():
     made = sample()
     steps = tuple(next_steps(made.verdicts, "gwen"))
     view = report.build_view(made.records, made.series, made.verdicts, None, steps)
-    html, markdown = (report.FORMATS[name](view) for name in ("report.html", "report.md"))
+    html, markdown = (formats.FORMATS[name](view) for name in ("report.html", "report.md"))
     assert html.index("<h1>") < html.index("What now") < html.index('id="verdicts"')
     assert "<code>invoke report --experiment gwen --explain spec-3</code>" in html
     assert markdown.index("**What now**") < markdown.index("| variant | verdict |")

@@ -19,7 +19,8 @@ from orchestrator.records import (
     Series,
     TrialEnded,
 )
-from orchestrator.report import FORMATS, build_view, canvas, commands, evidence, figures, plain, wall, words
+from orchestrator.report import build_view, canvas, commands, evidence, figures, plain, wall, words
+from orchestrator.report.formats import FORMATS
 from orchestrator.report.model import Table
 
 

@@ -44,6 +44,7 @@ ALLOWED = {
     "rehearsal": set(),
     "interrupts": {"errors"},
     "early": set(),
+    "later": set(),
     "yamlfile": {"errors"},
     "promptfile": {"errors"},
     "matrix": SHARED | DESIGN | {"journal"},
