@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import multiprocessing
+import os
 import re
+import signal
 import struct
 import zlib
 from html.parser import HTMLParser
@@ -380,3 +384,47 @@ def test_the_terminal_shows_boots_one_by_one_where_they_do_not_reproduce(made, v
     assert max(len(line) for line in lines) <= 80
     assert "spec-8: does_not_reproduce, errors_under_load" in lines
     assert shown.startswith("REHEARSAL")
+
+
+# --- on another core -----------------------------------------------------------------------------------------------
+
+
+def test_figures_are_drawn_in_a_process_of_their_own_and_here_where_that_one_could_not(tmp_path):
+    def work(*, fails: bool) -> None:
+        elsewhere = os.getpid() != here
+        with (tmp_path / f"done-{fails}").open("a") as file:
+            file.write("elsewhere\n" if elsewhere else "here\n")
+        if fails and elsewhere:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    here = os.getpid()
+    for fails in (False, True):
+        formats.Beside(lambda fails=fails: work(fails=fails)).finish()
+    assert (tmp_path / "done-False").read_text() == "elsewhere\n"
+    assert (tmp_path / "done-True").read_text() == "elsewhere\nhere\n"
+
+
+def test_a_process_that_hangs_while_it_draws_is_ended_and_its_work_done_here(monkeypatch):
+    monkeypatch.setattr(formats, "LIMIT_S", 0.05)
+    here, done = os.getpid(), []
+
+    def work() -> None:
+        if os.getpid() != here:
+            signal.pause()
+        done.append("here")
+
+    beside = formats.Beside(work)
+    beside.finish()
+    assert done == ["here"]
+    assert multiprocessing.active_children() == []
+
+
+def test_what_cannot_be_drawn_for_lack_of_room_is_told_once(view, tmp_path, monkeypatch, capfd):
+    def full(_panels: object, _title: str, *, rehearsal: bool) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(canvas, "png", full)
+    monkeypatch.setattr(formats, "FORMATS", {})
+    with pytest.raises(LedgerError, match="the report cannot be written: No space left on device"):
+        formats.write(view, tmp_path)
+    assert capfd.readouterr() == ("", "")

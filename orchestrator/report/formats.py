@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from orchestrator.errors import LedgerError
@@ -12,6 +16,7 @@ from orchestrator.report import csv, figures, html, junit, markdown, verdicts_js
 from orchestrator.report.model import View
 
 FIGURES = "figures"
+LIMIT_S = 120.0
 FORMATS: Mapping[str, Callable[[View], str]] = {
     "verdicts.json": verdicts_json.render,
     "report.md": markdown.render,
@@ -34,15 +39,53 @@ def write(view: View, folder: Path) -> tuple[Path, ...]:
     pictures = folder / FIGURES
     try:
         pictures.mkdir(parents=True, exist_ok=True)
+        drawing = Beside(lambda: _draw(view, pictures))
         written = [_replace(folder / name, render(view).encode("utf-8")) for name, render in FORMATS.items()]
-        drawn = [_replace(pictures / f"{chart.name}.png", chart.png()) for chart in figures.charts(view)]
-        # A picture of an earlier report that this one has no data for would tell of what is not there.
-        for name in figures.FIGURES:
-            if pictures / f"{name}.png" not in drawn:
-                (pictures / f"{name}.png").unlink(missing_ok=True)
+        drawing.finish()
     except OSError as error:
         raise LedgerError(f"{folder}: the report cannot be written: {error.strerror}") from error
-    return (*written, *drawn)
+    drawn = (pictures / f"{name}.png" for name in figures.FIGURES)
+    return (*written, *(path for path in drawn if path.exists()))
+
+
+def _draw(view: View, pictures: Path) -> None:
+    """The figures, and none of an earlier report that this one has no data for: it would tell of what is not there."""
+    charts = figures.charts(view)
+    for chart in charts:
+        _replace(pictures / f"{chart.name}.png", chart.png())
+    for name in set(figures.FIGURES) - {chart.name for chart in charts}:
+        (pictures / f"{name}.png").unlink(missing_ok=True)
+
+
+class Beside:
+    """Work in a process of its own, on another core. What it does must be as good when it is done twice.
+
+    Only by fork, and only where that is safe: what the work needs is too much to be sent.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._process: BaseProcess | None = None
+        if sys.platform == "linux":
+            self._process = get_context("fork").Process(target=self._alone, daemon=True)
+            self._process.start()
+
+    def _alone(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            self._work()
+        except OSError:
+            os._exit(1)  # it is told by whom it is done again
+
+    def finish(self) -> None:
+        """Waits for it; what it could not do is done here, or says here why not."""
+        if self._process is not None:
+            self._process.join(LIMIT_S)
+            if self._process.exitcode is None:
+                self._process.kill()
+                self._process.join()
+        if self._process is None or self._process.exitcode != 0:
+            self._work()
 
 
 def _replace(path: Path, data: bytes) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from statistics import median
 from typing import Literal
@@ -23,6 +23,9 @@ RULERS: dict[Ruler, str] = {
 }
 # Below this a ruler agrees with the counter as far as anyone would act on it.
 AGREES = 0.02
+# Ruler ÷ counter of single trials: variant, level → ruler → ratios; those of `counter` itself are 1.
+Ratios = dict[tuple[str, Level], dict[str, list[float]]]
+_COUNTER = attrgetter("counter")
 _UNKNOWN = "no reason was recorded"
 
 
@@ -45,38 +48,33 @@ def of_level(boot: BootView, level: Level) -> TrialEnded | None:
 # --- rulers ---------------------------------------------------------------------------------------------------------
 
 
-def _ratio(rulers: Rulers, ruler: Ruler) -> float | None:
-    value: float | None = getattr(rulers, ruler)
-    return value / rulers.counter if value is not None and rulers.counter else None
+def ruler_ratios(good: Trials) -> Ratios:
+    """Ruler ÷ counter of every trial that has both, by variant and level."""
+    found: Ratios = {}
+    for (variant, _, level), trials in sorted(good.items(), key=lambda item: item[0]):
+        counted = [trial.rulers for trial in trials if trial.rulers.counter]
+        if counted:
+            cell = found.setdefault((variant, level), {ruler: [] for ruler in ("counter", *RULERS)})
+            for ruler, ratios in cell.items():
+                values = zip(map(attrgetter(ruler), counted), map(_COUNTER, counted), strict=True)
+                ratios += [value / counter for value, counter in values if value is not None]
+    return found
 
 
-def _ratios(trials: Iterable[TrialEnded], ruler: Ruler) -> list[float]:
-    return [ratio for trial in trials if (ratio := _ratio(trial.rulers, ruler)) is not None]
-
-
-def ruler_ratios(good: Trials) -> tuple[RulerRatio, ...]:
+def ruler_medians(ratios: Ratios) -> tuple[RulerRatio, ...]:
     """Median ratio of each ruler to the counter, per variant and level."""
-    groups: dict[tuple[str, Level], list[TrialEnded]] = defaultdict(list)
-    for (variant, _, level), trials in good.items():
-        groups[variant, level] += [trial for trial in trials if trial.rulers.counter]
-
-    def middle(trials: Sequence[TrialEnded], ruler: Ruler) -> float | None:
-        ratios = _ratios(trials, ruler)
-        return median(ratios) if ratios else None
-
     return tuple(
         RulerRatio(
             variant=variant,
             level=level,
-            trials=len(trials),
-            **{ruler: middle(trials, ruler) for ruler in RULERS},
+            trials=len(cell["counter"]),
+            **{ruler: median(cell[ruler]) if cell[ruler] else None for ruler in RULERS},
         )
-        for (variant, level), trials in sorted(groups.items(), key=lambda item: item[0])
-        if trials
+        for (variant, level), cell in ratios.items()
     )
 
 
-def rulers_section(good: Trials, ratios: Sequence[RulerRatio]) -> Section | None:
+def rulers_section(good: Trials, ratios: Ratios) -> Section | None:
     """The rulers beside the counter: which would have misled, by how much, and where about the order."""
     if not ratios:
         return None
@@ -84,18 +82,18 @@ def rulers_section(good: Trials, ratios: Sequence[RulerRatio]) -> Section | None
         "Only the increase of the server's token counter is the measurement; each other ruler stands beside it."
     ]
     for ruler, name in RULERS.items():
-        found = _ratios(chain.from_iterable(good.values()), ruler)
+        found = [ratio for cell in ratios.values() for ratio in cell[ruler]]
         if found:
             sentences.append(_ruler_sentence(name, found))
     sentences.extend(_drafted_and_accepted(good))
     sentences.extend(_misrankings(good))
     rows = tuple(
         (one.variant, str(one.level), str(one.trials), *(_times(getattr(one, ruler)) for ruler in RULERS))
-        for one in ratios
+        for one in ruler_medians(ratios)
     )
     table = Table(
         "Ruler ÷ counter, median over trials",
-        ("variant", words.level_column(one.level for one in ratios), "trials", *RULERS),
+        ("variant", words.level_column(level for _, level in ratios), "trials", *RULERS),
         rows,
         numeric=frozenset(range(1, 3 + len(RULERS))),
     )
@@ -335,13 +333,14 @@ def _lost(boot: BootView) -> Iterator[tuple[BootView, Level | None, TrialEnded |
 
 def _remarks(boots: Sequence[BootView]) -> Table | None:
     """What trials warned of: a power limit that was reached, a window that is a little uncertain and the like."""
-    told = [(boot, trial, text) for boot in boots for trial in boot.trials for text in trial.warnings]
+    count = sum(len(trial.warnings) for boot in boots for trial in boot.trials)
+    told = ((boot, trial, text) for boot in boots for trial in boot.trials for text in trial.warnings)
     rows = tuple(
         (boot.name, words.clean(boot.variant), f"trial at {boot.level(trial)}", words.clean(text, 240))
-        for boot, trial, text in told[:MOST_ROWS]
+        for boot, trial, text in islice(told, MOST_ROWS)
     )
     columns = ("boot", "variant", "what", "remark")
-    more = len(told) - len(rows)
+    more = count - len(rows)
     table = Table("Remarks of trials", columns, rows, code=frozenset({0}), folded=True, left_out=more)
     return table if rows else None
 

@@ -73,7 +73,7 @@ def build_view(
         sureness=tuple(_sureness(verdicts, started)),
         variants=variants,
         boots=boots,
-        rulers=ratios,
+        rulers=trials.ruler_medians(ratios),
         sections=_shown([section for section in sections if section is not None]),
         good=good,
         steps=tuple(steps),
