@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,6 @@ from orchestrator.report.canvas import Ink, Panel
 from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
 
 NAME_LIMIT = 22
-WIDE = 6.2
 MOST_POINTS = 150
 MOST_BARS = 60
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
@@ -48,9 +47,7 @@ class Chart:
 
     def svgs(self) -> tuple[str, ...]:
         """As SVG elements, one a panel."""
-        # One alone is as wide as the page's text; so its letters come out as large as those of two beside each other.
-        shown = self.panels if len(self.panels) > 1 else [replace(panel, width=WIDE) for panel in self.panels]
-        return canvas.svgs(shown, self.name, rehearsal=self.rehearsal)
+        return canvas.svgs(self.panels, self.name, rehearsal=self.rehearsal)
 
 
 def chart(view: View, name: FigureName) -> Chart:
