@@ -22,7 +22,8 @@ from orchestrator.client import Answer, Cancelled, Endpoint, Target, completion_
 from orchestrator.prompts import SANITY, OwnPrompts, Scale, Writer, writer_of
 from orchestrator.records import RequestTiming
 from orchestrator.rulers import Window, with_logger
-from orchestrator.trial import Load, LoadLike, Trial, TrialResult, to_record_fields
+from orchestrator.trial import Trial
+from orchestrator.trialspec import Load, LoadLike, TrialResult, to_record_fields
 
 __all__ = [
     "REFUSALS",

@@ -17,7 +17,7 @@ from orchestrator import client as http
 from orchestrator import load, rulers
 from orchestrator.load import Load, Scale, Target
 from orchestrator.records import TrialEnded
-from orchestrator.trial import Trial
+from orchestrator.streams import Streams
 
 # 12 tokens: 10 ms to the first, 5 ms a chunk: a request of one token a chunk lasts 10 + 11 · 5 = 65 ms.
 SHORT = Load(input_tokens=32, output_tokens=12, window_s=0.2, warmup_s=0.0, max_warmup_s=5.0, request_timeout_s=3.0)
@@ -150,7 +150,7 @@ def test_messages_are_written_one_at_a_time_with_a_look_at_the_sockets_between_t
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        one = Trial(Target("http://127.0.0.1:9", "m"), SHORT, 4, seed="s", scale=Scale())
+        one = Streams(http.Client(Target("http://127.0.0.1:9", "m")), SHORT, 4, seed="s", scale=Scale())
         message = one._message
         one._message = lambda stream, number: order.append(f"{stream}.{number}") or message(stream, number)
         ours, theirs = socket.socketpair()
