@@ -1,23 +1,17 @@
 """The commands, as Invoke tasks: parse, call one function, print, exit code.
 
 `tasks.py` in a checkout and the `coldboot` program outside of one offer these alike. Progress goes to stderr,
-results to stdout. Every failure on purpose is a `ColdbootError`, which knows its exit code; anything else is one line
-here and a traceback in a file.
+results to stdout.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import shlex
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from invoke.collection import Collection
@@ -25,23 +19,23 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from orchestrator import early, journal, on_end, report, verdict
+from orchestrator import journal, kept, on_end, report, verdict
 from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
 from orchestrator.closing import again, campaign_end, program, spoken
-from orchestrator.errors import BOX, INTERRUPTED, OK, USAGE, ColdbootError, LedgerError, UsageError
+from orchestrator.errors import BOX, OK, USAGE, ColdbootError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.later import Later
-from orchestrator.ledger import BOOTS, RECORDS, contents, read
+from orchestrator.ledger import BOOTS, read
 from orchestrator.live import make_listener
 from orchestrator.matrix import find_experiment, load_matrix, parse_boots, select
 from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_problems
 from orchestrator.options import told as option_help
+from orchestrator.outermost import command, say
 from orchestrator.plan import PLAN_FILE, read_plan
-from orchestrator.progress import Listener, PlainListener, hours
-from orchestrator.records import AnyRecord, CampaignStarted, Series, Verdicts
-from orchestrator.redact import redact_text
+from orchestrator.progress import Listener, PlainListener
+from orchestrator.records import Series, Verdicts
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
 
@@ -54,155 +48,11 @@ else:
     survey, twins = (Later(f"orchestrator.{name}") for name in ("survey", "twins"))
     formats = Later("orchestrator.report.formats")
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text.rstrip("\n") + "\n")
-
-
-def _keep_traceback(name: str) -> Path:
-    with tempfile.NamedTemporaryFile("w", prefix=f"coldboot-{name}-", suffix=".log", delete=False) as file:
-        file.write(redact_text(traceback.format_exc()))
-    return Path(file.name)
-
-
-def _bug(name: str, error: Exception, code: int) -> int:
-    where = _keep_traceback(name)
-    _say(f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}")
-    return code
-
-
-def _silence() -> None:
-    """What Python still holds for standard output must not fail at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _full(name: str) -> int:
-    """The disk below the result is full; no traceback either, which would need room, too."""
-    _silence()
-    what = "no space left on the device: the result could not be written whole"
-    _say(f"coldboot {name}: {what}\n  → make room, and run it again")
-    return USAGE
-
-
-def _os_error(name: str, error: OSError, code: int) -> int:
-    if error.errno in _NO_ROOM:
-        return _full(name)
-    if isinstance(error, PermissionError) and error.filename is not None:
-        _say(f"coldboot {name}: {error.filename}: {error.strerror}")  # of this side: boxes have doors of their own
-        return USAGE
-    return _bug(name, error, code)
-
-
-def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., None]]:
-    """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
-
-    def wrap(function: Callable[..., int]) -> Callable[..., None]:
-        name = function.__name__.rstrip("_").replace("_", "-")
-
-        @wraps(function)
-        def ended(*args: Any, **kwargs: Any) -> None:
-            early.begun()
-            try:
-                code = function(*args, **kwargs)
-                print(end="", flush=True)  # at the interpreter's own end nobody could say what went wrong
-            except ColdbootError as error:
-                _say(f"coldboot {name}: {redact_text(spoken(str(error)))}")
-                code = error.exit_code
-            except KeyboardInterrupt:
-                _say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
-                code = INTERRUPTED
-            except BrokenPipeError:
-                # Whoever read the result (`| head`) has enough.
-                _silence()
-                code = OK
-            except OSError as error:
-                code = _os_error(name, error, unexpected)
-            except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
-                code = _bug(name, error, unexpected)
-            if code != OK:
-                sys.exit(code)
-
-        return ended
-
-    return wrap
-
-
-# Counters over a whole trial, warm-up and all: for who looks into the ledger himself, in no verdict and no report.
-_UNREAD = ("whole",)
-
-
-def _series(folder: Path) -> Series:
-    return _kept(folder)[1]
-
-
-def _kept(folder: Path) -> tuple[tuple[AnyRecord, ...], Series]:
-    """The records of an experiment, and the series that they make."""
-    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
-    kept = contents(folder, without=_UNREAD)
-    records = kept.records
-    if kept.torn:
-        _say(
-            f"WARNING {folder / RECORDS}: the last line is no whole record of this version ({len(kept.torn)} bytes) "
-            "and is in no number; the next `matrix` sets it aside"
-        )
-    if not any(isinstance(record, CampaignStarted) for record in records):
-        # Without it nobody knows which box this was, and whether it was a rehearsal.
-        raise LedgerError(
-            f"{folder / RECORDS}: no campaign_started in it: it is empty, or its beginning is lost",
-            hint="the same `matrix` command goes on or begins again; a copy of the file brings it back",
-        )
-    return records, verdict.series_from_records(records, plan=plan)
-
-
-def _tell_which(folder: Path, series: Series, *, named: bool) -> None:
-    """Says on standard error which experiment is read, its box and its age; the newest may be a surprise."""
-    age = max(0.0, time.time() - (folder / RECORDS).stat().st_mtime)
-    others = len(list(folder.parent.glob(f"*/{RECORDS}")))
-    newest = "" if named or others < 2 else f"; the newest of {others} in {folder.parent}, --experiment takes another"
-    stamp = ", REHEARSAL" if series.rehearsal else ""
-    _say(f"experiment {folder.name} on box {series.box}{stamp}, last written {hours(age)} ago{newest}")
-
-
-def _judged(folder: Path) -> Verdicts | None:
-    return verdict.judge(_series(folder)) if (folder / RECORDS).exists() else None
-
-
-def _experiment(folder: Path, *, tell: bool | None = None) -> side_by_side.Experiment:
-    """For a comparison; told where `tell` says whether it was named."""
-    records, series = _kept(folder)
-    if tell is not None:
-        _tell_which(folder, series, named=tell)
-    return side_by_side.experiment(folder.name, series, records)
-
-
-def _other(out: Path, name: str) -> side_by_side.Experiment | None:
-    return _experiment(out / name) if (out / name / RECORDS).exists() else None
-
-
-def _ledger_folder(folder: Path) -> Path:
-    if not (folder / RECORDS).exists():
-        raise UsageError(f"--baseline: there is no {RECORDS} in {folder}", hint="a folder such as artifacts/gwen")
-    return folder
-
 
 def _print_verdicts(series: Series, *, stderr: bool = False) -> Verdicts:
     verdicts = verdict.judge(series)
     Console(highlight=False, stderr=stderr).print(report.table(verdicts, report.lost_words(verdicts, series)))
     return verdicts
-
-
-def _out_again(out: str) -> str:
-    """What a further command on the same experiments needs."""
-    return "" if out == DEFAULT_OUT else f" --out {shlex.quote(out)}"
-
-
-def _matrix_again(folder: Path) -> str:
-    """Nothing where the default file is the one that the experiment keeps; else the reader has to name his."""
-    kept, here = folder / "matrix.yaml", Path(DEFAULT_MATRIX)
-    same = not kept.exists() or (here.exists() and here.read_bytes() == kept.read_bytes())
-    return "" if same else " --matrix FILE"
 
 
 def _on_end(listener: Listener) -> campaign.AtEnd:
@@ -213,7 +63,7 @@ def _on_end(listener: Listener) -> campaign.AtEnd:
         if words is None:
             return
         try:
-            verdicts = _judged(design.folder)
+            verdicts = kept.judged(design.folder)
         except ColdbootError as error:
             listener.warn(f"on_end: there is no verdict to tell: {error.what}")
             verdicts = None
@@ -284,19 +134,19 @@ def matrix(
             new=new,
         )
     if dry_run:
-        print(outlook.show(options, _judged))
+        print(outlook.show(options, kept.judged))
         return OK
     with make_listener(quiet=quiet, json_lines=json_lines) as listener:
         ended = campaign.run(options, listener, verdict.next_boots, _on_end(listener))
-    say = _say if json_lines else print
+    tell = say if json_lines else print
     if ended.outcome == "was_complete":
-        say(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
+        tell(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
         return OK
-    records, series = _kept(ended.folder)
+    records, series = kept.records_of(ended.folder)
     verdicts = _print_verdicts(series, stderr=json_lines)
-    how = again(_out_again(out), "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}")
+    how = again(kept.out_again(out), "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}")
     for line in campaign_end(verdicts, ended.folder, how, records=records, boots_left=ended.boots_left):
-        say(line)
+        tell(line)
     return ended.exit_code
 
 
@@ -320,17 +170,17 @@ def report_(
     """Ledger to verdicts and report, in every format; needs no box."""
     folder = find_experiment(Path(out), experiment)
     if compare is not None:
-        first = _experiment(folder, tell=experiment is not None)
-        pairs = side_by_side.pairs(compare, first, lambda name: _other(Path(out), name))
+        first = kept.experiment(folder, tell=experiment is not None)
+        pairs = side_by_side.pairs(compare, first, lambda name: kept.other(Path(out), name))
         print("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
         return OK
-    records, series = _kept(folder)
-    _tell_which(folder, series, named=experiment is not None)
+    records, series = kept.records_of(folder)
+    kept.tell_which(folder, series, named=experiment is not None)
     if explain is not None:
         print(verdict.explain(series, explain))
         return OK
     verdicts = verdict.judge(series)
-    how = again(_out_again(out), _matrix_again(folder))
+    how = again(kept.out_again(out), kept.matrix_again(folder))
     steps = tuple(report.next_steps(verdicts, folder.name, how, records=records))
     view = report.build_view(records, series, verdicts, folder / BOOTS, steps)
     written = formats.write(view, folder / "report")
@@ -362,9 +212,9 @@ def gate(
 ) -> int:
     """For CI: 0 pass, 5 fail, 2 undecided. Production and the matrix's claims, or claims, or against a baseline."""
     folder = find_experiment(Path(out), experiment)
-    series = _series(folder)
-    _tell_which(folder, series, named=experiment is not None)
-    before = None if baseline is None else _series(_ledger_folder(option.folder("baseline", baseline)))
+    series = kept.series_of(folder)
+    kept.tell_which(folder, series, named=experiment is not None)
+    before = None if baseline is None else kept.series_of(kept.ledger_folder(option.folder("baseline", baseline)))
     code, sentence = judge_gate(series, baseline=before, claims=tuple(claim or ()))
     print(sentence)
     return code
@@ -513,12 +363,12 @@ def adopt(
     if variant is None or not print_:
         raise UsageError("adopt needs a variant, and only prints", hint=f"`{program()} adopt spec-1 --print`")
     folder = find_experiment(Path(out), experiment)
-    records, series = _kept(folder)
-    _tell_which(folder, series, named=experiment is not None)
+    records, series = kept.records_of(folder)
+    kept.tell_which(folder, series, named=experiment is not None)
     verdicts = verdict.judge(series)
     made = make_adoption(records, verdicts, variant, unset_env=unset_of(folder, variant), force=force)
     for warning in made.warnings:
-        _say(f"WARNING {warning}")
+        say(f"WARNING {warning}")
     print(f"{made.diff}\n\n# {made.path}\n{made.text}", end="")
     return OK
 
@@ -571,7 +421,7 @@ def plan_(
             budget_s=check(option.seconds, "budget", budget),
             new=new,
         )
-    print(outlook.show(options, _judged, every=commands))
+    print(outlook.show(options, kept.judged, every=commands))
     return OK
 
 
@@ -715,8 +565,9 @@ def aa(
             )
         ended = campaign.run(options, listener, verdict.next_boots)
     found = noise.measure(read(ended.folder), read_plan(ended.folder / PLAN_FILE))
-    stamp = "REHEARSAL: the noise of the stand-in engine, not of a GPU.\n" if _series(ended.folder).rehearsal else ""
-    print(stamp + noise.report(found))
+    if kept.series_of(ended.folder).rehearsal:
+        print("REHEARSAL: the noise of the stand-in engine, not of a GPU.")
+    print(noise.report(found))
     return ended.exit_code
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import commands
+from orchestrator import kept
 from orchestrator import ledger as ledger_room
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, parse, read, to_line
@@ -138,7 +138,7 @@ def test_a_changed_copy_is_as_pydantics_and_leaves_the_first_alone():
 def test_a_torn_last_line_is_said_before_anything_is_made_of_the_rest(tmp_path, capsys):
     (tmp_path / "records.jsonl").write_bytes(to_line(started()) + b'{"v":1')
     with pytest.raises(LedgerError, match="no campaign_started"):
-        commands._kept(tmp_path)
+        kept.records_of(tmp_path)
     said = " ".join(capsys.readouterr().err.split())
     assert "WARNING" in said
     assert "the last line is no whole record of this version (6 bytes) and is in no number" in said

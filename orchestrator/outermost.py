@@ -1,0 +1,97 @@
+"""The outermost door of every command: what a function returns or raises becomes the process's exit code and one line.
+
+Every failure on purpose is a `ColdbootError`, which knows its exit code; anything else is one line here and a traceback
+in a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from orchestrator import early
+from orchestrator.closing import spoken
+from orchestrator.errors import INTERRUPTED, OK, USAGE, ColdbootError
+from orchestrator.redact import redact_text
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(text.rstrip("\n") + "\n")
+
+
+def _keep_traceback(name: str) -> Path:
+    with tempfile.NamedTemporaryFile("w", prefix=f"coldboot-{name}-", suffix=".log", delete=False) as file:
+        file.write(redact_text(traceback.format_exc()))
+    return Path(file.name)
+
+
+def _bug(name: str, error: Exception, code: int) -> int:
+    where = _keep_traceback(name)
+    say(f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}")
+    return code
+
+
+def _silence() -> None:
+    """What Python still holds for standard output must not fail at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _full(name: str) -> int:
+    """The disk below the result is full; no traceback either, which would need room, too."""
+    _silence()
+    what = "no space left on the device: the result could not be written whole"
+    say(f"coldboot {name}: {what}\n  → make room, and run it again")
+    return USAGE
+
+
+def _os_error(name: str, error: OSError, code: int) -> int:
+    if error.errno in _NO_ROOM:
+        return _full(name)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        say(f"coldboot {name}: {error.filename}: {error.strerror}")  # of this side: boxes have doors of their own
+        return USAGE
+    return _bug(name, error, code)
+
+
+def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., None]]:
+    """Turns what a function returns or raises into the process's exit code; `unexpected` is a bug's."""
+
+    def wrap(function: Callable[..., int]) -> Callable[..., None]:
+        name = function.__name__.rstrip("_").replace("_", "-")
+
+        @wraps(function)
+        def ended(*args: Any, **kwargs: Any) -> None:
+            early.begun()
+            try:
+                code = function(*args, **kwargs)
+                print(end="", flush=True)  # at the interpreter's own end nobody could say what went wrong
+            except ColdbootError as error:
+                say(f"coldboot {name}: {redact_text(spoken(str(error)))}")
+                code = error.exit_code
+            except KeyboardInterrupt:
+                say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
+                code = INTERRUPTED
+            except BrokenPipeError:
+                # Whoever read the result (`| head`) has enough.
+                _silence()
+                code = OK
+            except OSError as error:
+                code = _os_error(name, error, unexpected)
+            except Exception as error:  # noqa: BLE001 - the outermost door: a bug is one line, its traceback a file
+                code = _bug(name, error, unexpected)
+            if code != OK:
+                sys.exit(code)
+
+        return ended
+
+    return wrap
