@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator import scrape
-from orchestrator.box import checkpoint, facts, unitfile
+from orchestrator.box import caches, checkpoint, facts, unitfile
 from orchestrator.box.engines import ENGINES, Engine, Launch, OwnCache, Problem, is_rehearsal
 from orchestrator.box.owncaches import precious_of, stores_of
 from orchestrator.box.services import Service, UnitFacts, make_service, own_caches
@@ -241,6 +241,8 @@ def survey(design: Design, transport: Transport) -> Site:
         raise MatrixError(problems)
     production = _production(design.records, service)
     rehearsal = engine.rehearsal or any(is_rehearsal(launch.argv) for launch in launches.values())
+    if unit.helper:
+        caches.refuse_linked(transport, unit, root=box.cache_root)
     return Site(
         transport=transport,
         service=service,

@@ -245,7 +245,7 @@ def test_all_that_must_be_left_alone_is_said_at_once_and_nothing_is_touched(stag
         Path("/"): "is no absolute path below a directory",
         home: f"holds {home}, which is no compile cache",
         home / ".cache": f"holds {home}/.cache, which is no compile cache",
-        home / "linked": "is a symbolic link",
+        home / "linked": f"is a symbolic link, to {stage.cache}: have the unit name the directory itself",
         home / "file": "is no directory",
         home / "weights": f"holds {home}/weights/hf/model, which is no compile cache",
         Path("/etc/ssl"): "is /etc/ssl, which lies below none of",

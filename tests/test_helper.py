@@ -37,6 +37,7 @@ from orchestrator.box.unit import UnitFacts
 from orchestrator.doctor.root import judge_root
 from orchestrator.errors import BoxError, UsageError
 from orchestrator.matrix import BoxSpec, Variant
+from orchestrator.records import CommandResult
 
 UNIT = "vllm.service"
 PLACE = f"/run/systemd/system/{UNIT}.d"
@@ -763,6 +764,34 @@ def test_caches_that_the_helper_does_not_allow_are_told_before_the_box_is_asked_
     assert "`root: sudo`" in odd
 
 
+class Saying:
+    """A box that answers every question alike."""
+
+    user = "alex"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def run(self, argv: tuple[str, ...], **_: object) -> CommandResult:
+        return CommandResult(argv, 0, self.text, "", 0.0)
+
+
+def test_a_cache_behind_a_link_is_told_with_the_link_and_what_root_writes_and_is_taken_where_root_has_named_it():
+    own, real = [OwnCache(CLEARS[0], ("modelinfos",))], "/data/vllm"
+    for text, link in (
+        (f"at {real}\t/home/svc/.cache\n", "/home/svc/.cache is a link"),
+        (f"at {real}\n", "a link lead"),
+    ):
+        door = replace(own_caches(CLEARS), transport=Saying(text))
+        (said,) = door.resolve(facts(), own, (), None)[1]
+        assert said.startswith(f"{CLEARS[0]} is {real}, as {link}")
+        assert said.endswith(
+            f"root names {real} too: printf 'clear %s\\n' {real} | sudo tee -a /etc/coldboot-box/vllm.service.conf"
+        )
+        named = replace(door, granted=(*CLEARS, real))
+        assert named.resolve(facts(), own, (), None) == ((OwnCache(real, ("modelinfos",)),), ())
+
+
 def test_the_line_that_allows_them_is_one_that_the_helper_reads(tmp_path):
     mend = clear_problem((), UNIT, CLEARS)[1].replace("sudo tee -a /etc/coldboot-box", f"tee -a {tmp_path}")
     subprocess.run(("sh", "-c", mend), check=True, stdout=subprocess.DEVNULL)
@@ -831,7 +860,7 @@ def test_the_program_is_one_file_of_the_standard_library_for_python_3_9(tmp_path
 
 def test_a_changed_program_has_a_new_version():
     """When this fails: raise VERSION if a campaign of ours needs the change, and write the new digest here."""
-    assert (coldboot_box.VERSION, helper.digest()[:12]) == (3, "9fc1772e4768")
+    assert (coldboot_box.VERSION, helper.digest()[:12]) == (3, "c8858f32827a")
 
 
 def test_run_by_somebody_else_than_root_it_does_nothing(tmp_path):

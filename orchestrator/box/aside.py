@@ -127,7 +127,9 @@ holds() {
 place() {
   case $1 in /?*/?*) ;; *) echo "$1 is no absolute path below a directory"; return 1 ;; esac
   case $1/ in *//* | */./* | */../*) echo "$1 is no plain path"; return 1 ;; esac
-  [ ! -L "$1" ] || { echo "$1 is a symbolic link"; return 1; }
+  if [ -L "$1" ]; then
+    echo "$1 is a symbolic link, to $(realpath -m -- "$1"): have the unit name the directory itself"; return 1
+  fi
   near=${1%/*}
   until [ -d "${near:-/}" ]; do near=${near%/*}; done
   base=$(cd -P -- "${near:-/}" 2>/dev/null && pwd -P) || { echo "$near cannot be entered"; return 1; }
@@ -153,8 +155,16 @@ place() {
 _CHECK = (
     _PLACE
     + r"""
+link() {
+  way='' rest=${1#/}
+  while [ -n "$rest" ]; do
+    way=$way/${rest%%/*}
+    [ ! -L "$way" ] || { printf '\t%s' "$way"; break; }
+    case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
+  done
+}
 paths | while IFS= read -r each; do
-  if said=$(place "$each"); then printf 'at %s\n' "$said"; else printf 'no %s\n' "$said"; fi
+  if said=$(place "$each"); then printf 'at %s%s\n' "$said" "$(link "$each")"; else printf 'no %s\n' "$said"; fi
 done
 """
 )
@@ -244,7 +254,8 @@ SCRIPTS = {"check": _CHECK, "empty": _EMPTY, "left": _LEFT_OVER, "free": _FREE}
 """What is done as the service's user; fixed texts, to which variables are data.
 
 `own` has a line for each directory: its path, then names below it that are carried over, TAB between.
-check   says for each `at REAL_PATH`, or `no` and why it must be left alone; changes nothing; wants `roots`, `precious`
+check   says for each `at REAL_PATH`, with TAB and the first link on the way where there is one, or `no` and why it must
+        be left alone; changes nothing; wants `roots`, `precious`
 empty   sets each aside unless that was done, and leaves an empty one; also wants `pattern`, `guard`, `link`
 left    says which are still set aside (`aside PATH`), and what was kept of production's beside them (`kept PATH`)
 free    says for each how many KiB are free on its disk, and at which directory that was asked

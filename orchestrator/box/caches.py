@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from orchestrator.box.coldboot_box import CONFIG
 from orchestrator.box.commands import HELPER
 from orchestrator.box.engines import Carried, Engine
 from orchestrator.box.transports import Transport
@@ -240,6 +241,29 @@ def _check_sockets(engine: Engine, env: dict[str, str], directory: str) -> None:
             f"{limit} bytes and would have {len(tmp.encode())}",
             hint="give the box a shorter `cache_root:`",
         )
+
+
+def refuse_linked(transport: Transport, unit: UnitFacts, *, root: str | None = None) -> None:
+    """Refuses a cache place that the helper would not enter at each boot; changes nothing.
+
+    Args:
+        transport: the box.
+        unit: whose caches they are; the helper is in use for it.
+        root: as for `cache_place`.
+
+    Raises:
+        BoxError: a link is on the way to it; says which and what to write.
+    """
+    try:
+        free_mib(transport, unit, root=root)
+    except CommandFailed as error:
+        refused = next((line for line in error.tail.splitlines() if "on the way" in line), None)
+        if refused is None:
+            raise
+        raise BoxError(
+            f"coldboot-box follows no link to the caches of a boot: {refused.partition('refused: ')[2]}",
+            hint=f"the directory itself as `cache_root:` of the box, and as `cache` in {CONFIG}/{unit.name}.conf",
+        ) from error
 
 
 def _assigned(values: Mapping[str, str]) -> str:

@@ -733,7 +733,9 @@ class Unit:
         user = self.user()
         script = TEMPLATES["caches-" + what]
         become(user)
-        if what != "free" and not self._enter(values["root"], make=what in ("cold", "warm")):
+        # Who asks for the room there is told at once what each boot would be told.
+        there = self._enter(values["root"], make=what in ("cold", "warm"))
+        if what != "free" and not there:
             return
         told = values | {"home": user.pw_dir, "HOME": user.pw_dir}
         if what != "free":

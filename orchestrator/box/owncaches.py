@@ -69,17 +69,25 @@ class OwnCaches:
                 return (), refused
         said = self._run(unit, "check", self._told(unit, own, precious, cache_root)).splitlines()
         found: dict[str, OwnCache] = {}
-        problems = []
+        problems: list[str] = []
         for one, line in zip(own, said, strict=True):
             what, _, rest = line.partition(" ")
             if what == "at":
-                found[rest] = replace(one, path=rest)
-                if rest != one.path and self._by_helper(unit):
-                    problems.append(f"{one.path} is {rest} by a link, and coldboot-box follows none")
+                real, _, link = rest.partition("\t")
+                found[real] = replace(one, path=real)
+                problems += self._linked(one.path, real, link) if self._by_helper(unit) else ()
             else:
                 problems.append(rest)
         outer = outermost(tuple(found.values()))
         return outer, tuple(problems) or self._refused([one.path for one in outer])
+
+    def _linked(self, path: str, real: str, link: str) -> tuple[str, ...]:
+        """Why the helper would not set a directory aside that is reached by a link; it does what root names itself."""
+        wrong = None if real == path or self.granted is None else clear_problem(self.granted, self.names.unit, (real,))
+        if wrong is None:
+            return ()
+        by = f"{link} is a link" if link else "a link leads there"
+        return (f"{path} is {real}, as {by}, and coldboot-box follows none: root names {real} too: {wrong[1]}",)
 
     def _refused(self, paths: Sequence[str]) -> tuple[str, ...]:
         """What the helper on the box would not set aside, with what to run."""

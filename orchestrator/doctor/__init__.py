@@ -20,7 +20,7 @@ from orchestrator.box.transports import Transport, connect
 from orchestrator.doctor import probes
 from orchestrator.doctor.checks import CHECKS, Known, batch, missing, unbatch
 from orchestrator.doctor.findings import Diagnosis, Finding
-from orchestrator.doctor.root import helper_script, judge_root, own_caches
+from orchestrator.doctor.root import helper_script, judge_clear, judge_root, own_caches
 from orchestrator.doctor.show import mends, plain, table
 from orchestrator.errors import BoxError, ColdbootError, Unreachable, UsageError
 from orchestrator.matrix import BoxSpec, Matrix, Variant, load_matrix, select
@@ -173,6 +173,7 @@ class _Examination:
             )
             return
         self.ask_root(known, known.unit)
+        self.ask_caches(known, known.unit)
         if isinstance(known.own, tuple):
             self.not_asked |= dict.fromkeys(("variants", "engine", "metrics"), "as the command could not be read")
             return
@@ -193,6 +194,19 @@ class _Examination:
             self.findings.append(judge_root(self.box, self.transport.user, granted, unit, file, clears=clears))
         if self.box.sudo is not False and (self.box.root != "helper" or unit.helper):
             self.attempt("sudo", lambda: (probes.sudo(self.transport, self.service.sudo_needs(), known),))
+
+    def refuse_linked(self, unit: UnitFacts) -> Sequence[Finding]:
+        caches.refuse_linked(self.transport, unit, root=self.box.cache_root)
+        return ()
+
+    def ask_caches(self, known: Known, unit: UnitFacts) -> None:
+        """Whether cold caches may be made, and the unit's own set aside where the matrix wants it; if we may ask."""
+        service = self.service
+        barred = any(each.check in ("root", "sudo") and each.level == "fail" for each in self.findings)
+        if unit.helper and not barred:
+            self.attempt("caches", lambda: self.refuse_linked(unit))
+        if known.clears and isinstance(service, SystemdService) and not barred:
+            self.attempt("caches", lambda: judge_clear(self.matrix, unit, service.own_caches))
 
     def attempt(self, check: str, ask: Callable[[], Sequence[Finding]]) -> None:
         """One question that fails, or hangs to its deadline, is a finding, and ends nothing else."""

@@ -8,7 +8,7 @@ from orchestrator.box import caches, coldboot_box, helper
 from orchestrator.box.coldboot_box import VERSION, Refused, check_unit
 from orchestrator.box.doors import Granted, clear_problem, grant_problem
 from orchestrator.box.engines import ENGINES, Launch, OwnCache
-from orchestrator.box.owncaches import outermost, proposed, stores_of
+from orchestrator.box.owncaches import OwnCaches, outermost, precious_of, proposed, stores_of
 from orchestrator.box.services import make_service
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import UnitFacts
@@ -51,9 +51,30 @@ def helper_script(options: Options) -> str:
 def own_caches(matrix: Matrix, unit: UnitFacts) -> tuple[OwnCache, ...]:
     """The unit's own caches, with those that a variant names; a variant that cannot be composed names none."""
     box = matrix.target
-    made = (compose(box, unit.argv, variant, 1) for variant in matrix.all_variants)
-    environments = [box.env | each.env for each in made if isinstance(each, Launch)]
+    environments = [box.env | each.env for each in _launches(matrix, unit)]
     return stores_of(ENGINES[box.engine], unit, environments)
+
+
+def _launches(matrix: Matrix, unit: UnitFacts) -> tuple[Launch, ...]:
+    made = (compose(matrix.target, unit.argv, variant, 1) for variant in matrix.all_variants)
+    return tuple(each for each in made if isinstance(each, Launch))
+
+
+def judge_clear(matrix: Matrix, unit: UnitFacts, door: OwnCaches) -> tuple[Finding, ...]:
+    """One finding for each of the unit's own caches that `cache: clear` must leave alone; changes nothing.
+
+    Args:
+        matrix: with `cache: clear`.
+        unit: whose caches they are.
+        door: how they would be set aside.
+
+    Raises:
+        BoxError: the box could not be asked.
+    """
+    words = [*unit.argv, *(word for each in _launches(matrix, unit) for word in each.argv)]
+    problems = door.resolve(unit, own_caches(matrix, unit), precious_of(words), matrix.target.cache_root)[1]
+    mend = "mend that, or take `cache: cold`, which needs nothing of the unit's own directories"
+    return tuple(Finding("caches", "fail", f"`cache: clear` is refused: {what}", mend=mend) for what in problems)
 
 
 def judge_root(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,34 @@ def test_a_cache_that_root_has_not_named_is_refused_before_anything_is_done_and_
     found = stage.run("doctor").stdout
     assert "sets them aside for each boot, and puts them back" in found
     assert "leaves them alone" not in found
+
+
+def test_a_cache_behind_a_link_is_refused_with_the_link_and_the_line_that_mends_it_and_then_cleared(stage):
+    box, conf = stage.box, stage.box.root / CONF[1:]
+    box.sh(("runuser", "-u", "svc", "--", "sh", "-c", "cd && mv .triton real && ln -s real .triton"))
+    before = conf.read_text()
+    try:
+        line = (stage.folder / "matrix.yaml").read_text().splitlines().index("cache: clear") + 1
+        asked, real = "/home/svc/.triton/cache", "/home/svc/real/cache"
+        mend = f"printf 'clear %s\\n' {real} | sudo tee -a {CONF}"
+        why = f"{asked} is {real}, as /home/svc/.triton is a link, and coldboot-box follows none: root names {real} too"
+        for task in ("plan", "matrix"):
+            done = stage.run(task, *(("--yes",) if task == "matrix" else ()))
+            assert done.returncode == 4, done.stderr
+            assert f"matrix.yaml:{line}: cache: clear: {why}: {mend}" in done.stderr
+        checks = json.loads(stage.run("doctor", "--json").stdout)["checks"]
+        assert [each["level"] for each in checks if why in each["said"]] == ["fail"]
+        stage.all_is_back()
+        box.sh(("sh", "-c", mend))
+        done = stage.run("matrix", "--boots", "1", "--yes")
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert f"{real} " in done.stderr
+        ended = [record for record in stage.records() if record["kind"] == "boot_ended"]
+        assert [(each["boot_outcome"], each["cache_proof"]) for each in ended] == [("completed", "compiled")]
+        stage.all_is_back()
+    finally:
+        box.sh(("runuser", "-u", "svc", "--", "sh", "-c", "cd && rm .triton && mv real .triton"))
+        conf.write_text(before)
 
 
 def test_what_root_has_not_named_links_and_other_callers_are_refused_and_leave_nothing(stage):

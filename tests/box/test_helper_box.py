@@ -566,6 +566,22 @@ def test_a_whole_campaign_with_one_line_of_sudoers(campaign, ssh):
     assert all(command.startswith(HELPER) for command in ran if PRODUCTION in command)
 
 
+def test_a_link_on_the_way_to_cold_caches_is_told_before_anything_is_done_and_by_doctor(campaign):
+    box = campaign.box
+    box.sh(("runuser", "-u", "svc", "--", "sh", "-c", "cd && mv .cache real && ln -s real .cache"))
+    said = "coldboot-box follows no link to the caches of a boot: /home/svc/.cache/coldboot/vllm-qwen: "
+    try:
+        done = campaign.run("--boots", "1", "--yes")
+        assert (done.returncode, said in done.stderr, "'.cache' on the way" in done.stderr) == (3, True, True), (
+            done.stderr
+        )
+        assert f"`cache_root:` of the box, and as `cache` in {coldboot_box.CONFIG}/{PRODUCTION}.conf" in done.stderr
+        assert not campaign.out.exists()
+        assert said in printed(campaign, "doctor", "--json").stdout
+    finally:
+        box.sh(("runuser", "-u", "svc", "--", "sh", "-c", "cd && rm .cache && mv real .cache"))
+
+
 def test_doctor_says_which_way_is_in_use_and_what_mends_it(campaign):
     def found(name: str) -> dict[str, object]:
         import json  # noqa: PLC0415
