@@ -147,6 +147,17 @@ def test_a_box_that_somebody_else_has_taken_meanwhile_is_not_fought_for(world):
     assert "arm" not in world.done
 
 
+def test_a_box_whose_production_serves_somebody_meanwhile_is_left_to_it(world, monkeypatch):
+    custody = held(world)
+    custody.site = replace(custody.site, has_production=True)
+    monkeypatch.setattr(room, "running_requests", lambda _site: 2.0)
+    world.beats = [BoxError("the box has restored v.service by itself")]
+    with pytest.raises(BoxBusy, match=r"2 requests are running in v\.service") as told:
+        custody.sure()
+    assert "--drain" in str(told.value.hint)
+    assert "arm" not in world.done
+
+
 def test_a_box_with_another_command_in_its_unit_is_refused(world):
     custody = held(world)
     world.beats, world.unit = [Unreachable("gone")], replace(UNIT, argv=("vllm", "serve", "--new"))

@@ -233,6 +233,47 @@ def test_as_long_as_it_hears_from_us_nothing_happens_and_a_killed_watchdog_is_st
     assert production.pids() == [production.process.pid]
 
 
+def test_after_a_reboot_the_next_command_still_knows_how_to_start_production(service, transport, production, tmp_path):
+    service.arm(service.production(), 60)
+    service.stop(kill=False, deadline_s=0.5)
+    # A reboot ends every process, the watchdog too; what is on the disk stays.
+    watch = f"{service.guard_folder}/watch"
+    (watchdog,) = mentioning(watch)
+    os.killpg(int(watchdog.split()[0]), signal.SIGKILL)
+    await_true(lambda: mentioning(watch) == [])
+    box = BoxSpec(name="here", transport="local", service="process", program=production.argv)
+    later = make_service(transport, box, tmp_path / "state")
+    was = later.production()
+    assert (was.active, was.command) == (True, production.argv)
+    later.restore(was)
+    (pid,) = production.pids()
+    as_it_was(pid, production)
+    later.disarm()
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_what_went_to_a_pipe_goes_to_a_file_of_ours_afterwards(transport, tmp_path):
+    argv = (sys.executable, "-c", PARENT, f"piped-{tmp_path}")
+    piped = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    box = BoxSpec(name="here", transport="local", service="process", program=argv)
+    service = make_service(transport, box, tmp_path / "state")
+    try:
+        assert piped.stdout is not None
+        assert b"child" in piped.stdout.readline()
+        was = service.production()
+        service.arm(was, 60)
+        service.stop(kill=False, deadline_s=0.5)
+        service.restore(was)
+        log = tmp_path / "state" / "production.log"
+        await_true(lambda: "child" in log.read_text())
+        service.disarm()
+        assert list((tmp_path / "state").iterdir()) == [log]
+    finally:
+        for line in mentioning(f"piped-{tmp_path}"):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        piped.communicate(timeout=10)
+
+
 def test_a_killed_campaigns_watchdog_is_taken_over_and_what_it_knows_of_production_too(
     service, transport, production, tmp_path
 ):
