@@ -691,7 +691,7 @@ class VariantVerdict(Frozen):
     boots' values at `objective_levels`. `ratio_to_winner` is its ratio to the winner's, with the 95 % interval of boots
     that have all those levels: Welch's, or `paired` within blocks where blocks differ (`compared`). `failure_rate`
     holds the one-sided 95 % Clopper-Pearson bounds on the share of boots that crash or are not ready. `changes`: flags
-    that differ from production's, None where unknown.
+    that differ from production's, None where unknown. `remarks`: what `Verdicts.sentence` does not say of the winner.
     """
 
     name: str
@@ -702,6 +702,7 @@ class VariantVerdict(Frozen):
     boots_disturbed: int = 0
     boots_aborted: int = 0
     sentence: str
+    remarks: tuple[str, ...] = ()
     objective: float | None = None
     objective_levels: tuple[Level, ...] = ()
     ratio_to_winner: float | None = None

@@ -48,6 +48,21 @@ def test_the_answer_names_winner_doubt_rejections_and_what_production_is(view):
     assert "Production, spec-3, is itself REJECTED (cold_boot_fatal)" in view.sureness[0]
 
 
+def test_what_is_known_of_the_winner_is_said_once_and_beside_its_name_only_what_the_top_leaves_out(view):
+    bias = "the highest of several is biased upwards, so confirm it with fresh boots"
+    for name in ("report.html", "report.md"):
+        text = FORMATS[name](view)
+        assert text.count("with 195.3 tok/s") == 1
+        assert text.count("4 of 4 cells not yet vouched for") == 1
+        assert text.count(f"wins, as said above; {bias}.") == 1
+    # What stands alone says all of it: the terminal's rows, JUnit, a derivation.
+    (winner,) = (one for one in view.verdicts.variants if one.verdict == "WINNER")
+    assert winner.remarks == (bias,)
+    assert winner.sentence.startswith(view.verdicts.sentence.partition(": ")[0])
+    assert all(part in winner.sentence for part in ("4 of 4 cells not yet vouched for", bias))
+    assert not any(one.remarks for one in view.verdicts.variants if one is not winner)
+
+
 def test_no_word_of_a_provisional_report_denies_another():
     # 3 of 3 boots agree, which is too few to vouch: neither is the winner "undecided", nor are there "too few to say".
     made = sample()
@@ -513,6 +528,37 @@ def test_the_legend_names_only_what_is_drawn(view):
     page = FORMATS["report.html"](view)
     caption = page.partition("<figcaption")[2].partition("</figcaption>")[0]
     assert [name in caption for name in ("spec-1", "no-spec", "spec-5", "spec-8", "spec-3")] == [True] * 4 + [False]
+
+
+def test_the_legend_shows_a_line_only_where_two_estimates_stand_beside_each_other():
+    # b fails at 2 streams: its estimates at 1 and at 4 are not joined, and its marks are filled; c has no estimate.
+    tables = {"a": ((9.0, 18.0, 36.0),) * 2, "b": ((8.0, None, 32.0),) * 2, "c": ((9.0,) * 3, (90.0,) * 3)}
+    boots = tuple(
+        BootResult(
+            boot=f"b{block:02d}-{name}",
+            variant=name,
+            cache="cold",
+            block=block,
+            position=block,
+            outcome="completed",
+            levels=tuple(
+                LevelResult(concurrency=streams, value=value, failed=value is None)
+                for streams, value in zip((1, 2, 4), row, strict=True)
+            ),
+        )
+        for name, rows in tables.items()
+        for block, row in enumerate(rows, start=1)
+    )
+    series = Series(
+        experiment="x", box="here", variants=("a", "b", "c"), concurrency=(1, 2, 4), caches=("cold",), boots=boots
+    )
+    (panel,) = figures.FIGURES["throughput"](build_view((), series, verdict.judge(series)))
+    legend = canvas.lay_out([panel], 1, ink=canvas.LIGHT, title=None, rehearsal=False).axes[0].get_legend()
+    drawn = {
+        line.get_label().partition(" ")[0]: (line.get_linestyle(), line.get_markerfacecolor() != "none")
+        for line in legend.legend_handles
+    }
+    assert drawn == {"a": ("-", True), "b": ("None", True), "c": ("None", False)}
 
 
 def test_a_number_has_its_unit_on_a_phones_card_and_in_the_terminals_head(made, view):

@@ -342,6 +342,18 @@ def test_more_than_twice_in_every_boot(table, collapses):
     assert ("collapses_with_concurrency" in reasons) == collapses
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        # The table shows the mean of both boots, 19.0; the sentence speaks of one of them, and says of which.
+        ([80.0, 81.0], [20.0, 18.0], "in the worst boot, b02-a, 18.0 tok/s in all, where 2 streams gave 81.0 (4.5× as"),
+        ([80.0], [20.0], "in b01-a, 20.0 tok/s in all, where 2 streams gave 80.0 (4.0× as much)."),
+    ],
+)
+def test_a_collapse_says_of_which_boot_it_speaks(low, high, said):
+    assert f"it collapses at 4 streams: {said}" in judged({"a": {2: low, 4: high}})[1]["a"].sentence
+
+
 def test_each_boot_may_collapse_against_another_level():
     table = {1: [100.0, 30.0], 2: [40.0, 100.0], 4: [45.0, 45.0]}
     assert "collapses_with_concurrency" in judged({"a": table}, tolerance=1.0)[1]["a"].reasons

@@ -279,8 +279,11 @@ def _draw_throughput(
                     zorder=4,
                 )
         name = name_shown(variant.verdict.name) + (" (rejected)" if rejected else "")
-        drawn_line = any(value is not None for value in y)
-        style: dict[str, Any] = {"linestyle": line} if drawn_line else {"linestyle": "none", "markerfacecolor": "none"}
+        # As it is drawn: a line between estimates that stand beside each other, open marks where there is none at all.
+        joined = any(None not in pair for pair in itertools.pairwise(y))
+        style: dict[str, Any] = {"linestyle": line if joined else "none"}
+        if all(value is None for value in y):
+            style["markerfacecolor"] = "none"
         handles.append(Line2D([], [], color=paint, marker=shape, markersize=5.5, label=name, **style))
     values = [point.value for _, mine in cells for cell in mine for point in cell.points if point.value is not None]
     highs = [cell.verdict.interval[1] for _, mine in cells for cell in mine if cell.verdict.interval is not None]

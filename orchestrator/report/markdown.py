@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
-from orchestrator.records import Level, VariantAnswer
+from orchestrator.records import Level, VariantAnswer, VariantVerdict
 from orchestrator.report import words
 from orchestrator.report.model import CellView, EvidenceView, NextStep, Table, VariantView, View
 
@@ -147,7 +147,11 @@ def _verdicts(view: View) -> Iterator[str]:
         f"<sub>`=` the boots reproduce; `?` {words.OPEN}; `≠` they do not reproduce: they stand one by one, and "
         f"no mean exists.{note}</sub>"
     )
-    yield "\n".join(f"- {escape(one.verdict.sentence)}" for one in view.variants if one.verdict.sentence)
+    yield "\n".join(f"- {escape(_sentence(one.verdict))}" for one in view.variants if one.verdict.sentence)
+
+
+def _sentence(variant: VariantVerdict) -> str:
+    return f"{variant.name} {words.beside(variant)}" if variant.verdict == "WINNER" else variant.sentence
 
 
 def _at(variant: VariantView, level: Level) -> list[CellView]:

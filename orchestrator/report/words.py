@@ -124,6 +124,13 @@ def why(variant: VariantVerdict) -> str:
     return said.removeprefix(f"is {variant.verdict.lower()}: ").removeprefix("is ")
 
 
+def beside(variant: VariantVerdict) -> str:
+    """`why` where the answer stands on top with all that is known of the winner: of that one only what is not there."""
+    if variant.verdict != "WINNER":
+        return why(variant)
+    return clean(f"{'; '.join(('wins, as said above', *variant.remarks))}.")
+
+
 def agreement(cell: CellVerdict) -> str | None:
     """What the agreement of a cell's boots is worth; None where nothing agrees (statistics: 1 − 0.05^(1/n))."""
     values = sum(value is not None for value in cell.by_boot)

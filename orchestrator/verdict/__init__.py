@@ -109,6 +109,7 @@ def _variant(derived: Derivation, case: Case) -> VariantVerdict:
         boots_disturbed=series.boots_disturbed.get(case.name, 0),
         boots_aborted=series.boots_aborted.get(case.name, 0),
         sentence=wording.variant_sentence(derived, case),
+        remarks=wording.remarks(derived, case),
         objective=None if own is None else throughput(own),
         objective_levels=() if own is None else ranking.levels,
         ratio_to_winner=None if own is None or best is None else exp(own - best),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator import stats
 from orchestrator.goals import UNITS
@@ -133,9 +133,12 @@ def _collapse(collapse: Collapse) -> str:
     at = f"it collapses at {streams((collapse.level,))}{_state(collapse.cache)}"
     if collapse.worst:
         boot, low, best, value = max(collapse.worst, key=lambda entry: entry[2] / entry[3])
-        of = "" if len(collapse.worst) == 1 else f", and more than 2× in each of {len(collapse.worst)} boots"
+        where, of = f"in {boot},", ""
+        if len(collapse.worst) > 1:  # tables show the mean over boots, and this is one of them
+            where = f"in the worst boot, {boot},"
+            of = f", and more than 2× in each of {len(collapse.worst)} boots"
         return (
-            f"{at}: {printed(value)} tok/s in all, where {streams((low,))} gave {printed(best)} in {boot} "
+            f"{at}: {where} {printed(value)} tok/s in all, where {streams((low,))} gave {printed(best)} "
             f"({best / value:.1f}× as much{of})"
         )
     assert collapse.drop is not None
@@ -169,16 +172,28 @@ def _errors(case: Case) -> str:
 
 
 def _winner(derived: Derivation, case: Case) -> str:
-    ranking = derived.ranking
+    return "; ".join((_wins(derived, case), _assurance(case), *_remarks(derived, case))) + "."
+
+
+def _wins(derived: Derivation, case: Case) -> str:
     manner = " provisionally" if provisional(case) else ""
-    parts = [f"{case.name} wins{manner} with {_objective(derived, case)}{_failures(case)}"]
+    return f"{case.name} wins{manner} with {_objective(derived, case)}"
+
+
+def remarks(derived: Derivation, case: Case) -> tuple[str, ...]:
+    """What must be known of the winner besides `overall_sentence`; nothing of the others."""
+    return tuple(_remarks(derived, case)) if derived.answer(case) == "WINNER" else ()
+
+
+def _remarks(derived: Derivation, case: Case) -> Iterator[str]:
+    ranking = derived.ranking
+    if lost := failures(case):
+        yield f"{lost} of {plural(len(case.boots), 'boot')} did not complete"
     if ranking.tied:
         others = [name for name in ranking.tied if name != case.name]
-        parts.append(f"a tie with {listed(others)}, decided by {_tie_break(derived, case)}")
-    parts.append(_assurance(case))
+        yield f"a tie with {listed(others)}, decided by {_tie_break(derived, case)}"
     if len(ranking.objectives) > 1:
-        parts.append("the highest of several is biased upwards, so confirm it with fresh boots")
-    return "; ".join(parts) + "."
+        yield "the highest of several is biased upwards, so confirm it with fresh boots"
 
 
 def _tie_break(derived: Derivation, case: Case) -> str:
@@ -306,8 +321,7 @@ def _outcome(derived: Derivation) -> str:
     assert case is not None
     contenders = [other.name for other in derived.cases if derived.answer(other) == "CONTENDER"]
     apart = f", not told apart from {listed(contenders)}" if contenders else ""
-    manner = " provisionally" if provisional(case) else ""
-    return f"{case.name} wins{manner} with {_objective(derived, case)}{apart}: {_assurance(case)}."
+    return f"{_wins(derived, case)}{apart}: {_assurance(case)}."
 
 
 def provisional(case: Case) -> bool:
