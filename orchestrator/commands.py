@@ -23,7 +23,7 @@ from orchestrator import journal, kept, on_end, report, verdict
 from orchestrator import options as option
 from orchestrator.adopt import adopt as make_adoption
 from orchestrator.adopt import unset_of
-from orchestrator.closing import again, campaign_end, program, spoken
+from orchestrator.closing import again, campaign_end, given, program, spoken
 from orchestrator.errors import BOX, OK, USAGE, ColdbootError, UsageError
 from orchestrator.gate import gate as judge_gate
 from orchestrator.later import Later
@@ -32,7 +32,7 @@ from orchestrator.live import make_listener
 from orchestrator.matrix import find_experiment, load_matrix, parse_boots, select
 from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_problems
 from orchestrator.options import told as option_help
-from orchestrator.outermost import command, say
+from orchestrator.outermost import command, say, show, width
 from orchestrator.plan import PLAN_FILE, read_plan
 from orchestrator.progress import Listener, PlainListener
 from orchestrator.records import Series, Verdicts
@@ -134,19 +134,22 @@ def matrix(
             new=new,
         )
     if dry_run:
-        print(outlook.show(options, kept.judged))
+        print(outlook.show(options, kept.judged, width=width(sys.stdout)))
         return OK
     with make_listener(quiet=quiet, json_lines=json_lines) as listener:
         ended = campaign.run(options, listener, verdict.next_boots, _on_end(listener))
-    tell = say if json_lines else print
+    tell = say if json_lines else show
     if ended.outcome == "was_complete":
         tell(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
         return OK
     records, series = kept.records_of(ended.folder)
     verdicts = _print_verdicts(series, stderr=json_lines)
-    how = again(kept.out_again(out), "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}")
-    for line in campaign_end(verdicts, ended.folder, how, records=records, boots_left=ended.boots_left):
-        tell(line)
+    same = given(boots=boots, only=only, cache=cache, budget=budget, drain=drain, yes=yes)
+    how = again(kept.out_again(out), "" if matrix == DEFAULT_MATRIX else given(matrix=matrix), same)
+    where = sys.stderr if json_lines else sys.stdout
+    left, wide = ended.boots_left, width(where)
+    for line in campaign_end(verdicts, ended.folder, how, records=records, boots_left=left, width=wide):
+        print(line, file=where)
     return ended.exit_code
 
 
@@ -172,12 +175,12 @@ def report_(
     if compare is not None:
         first = kept.experiment(folder, tell=experiment is not None)
         pairs = side_by_side.pairs(compare, first, lambda name: kept.other(Path(out), name))
-        print("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
+        show("\n\n".join(side_by_side.render(side_by_side.compare(a, b)) for a, b in pairs))
         return OK
     records, series = kept.records_of(folder)
     kept.tell_which(folder, series, named=experiment is not None)
     if explain is not None:
-        print(verdict.explain(series, explain))
+        show(verdict.explain(series, explain))
         return OK
     verdicts = verdict.judge(series)
     how = again(kept.out_again(out), kept.matrix_again(folder))
@@ -216,7 +219,7 @@ def gate(
     kept.tell_which(folder, series, named=experiment is not None)
     before = None if baseline is None else kept.series_of(kept.ledger_folder(option.folder("baseline", baseline)))
     code, sentence = judge_gate(series, baseline=before, claims=tuple(claim or ()))
-    print(sentence)
+    show(sentence)
     return code
 
 
@@ -294,7 +297,7 @@ def restore(
         matrix=option.file("matrix", matrix), out=option.folder("out", out), box=box, experiment=experiment
     )
     with PlainListener() as listener:
-        print(campaign.bring_back(options, listener, break_lock=break_lock))
+        show(campaign.bring_back(options, listener, break_lock=break_lock))
     return OK
 
 
@@ -421,7 +424,7 @@ def plan_(
             budget_s=check(option.seconds, "budget", budget),
             new=new,
         )
-    print(outlook.show(options, kept.judged, every=commands))
+    print(outlook.show(options, kept.judged, every=commands, width=width(sys.stdout)))
     return OK
 
 
@@ -567,7 +570,7 @@ def aa(
     found = noise.measure(read(ended.folder), read_plan(ended.folder / PLAN_FILE))
     if kept.series_of(ended.folder).rehearsal:
         print("REHEARSAL: the noise of the stand-in engine, not of a GPU.")
-    print(noise.report(found))
+    show(noise.report(found))
     return ended.exit_code
 
 

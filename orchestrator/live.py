@@ -1,11 +1,14 @@
 """The live table of a terminal: a row a variant, a column a block of boots, what happens now, and the time left.
 
 It changes in place, twice a second, and never is wider or higher than the terminal: columns that do not fit become
-shorter, then the oldest go; rows that do not fit are those far from the boot that runs. Only Ctrl-C is a key.
+shorter, then the oldest go; rows that do not fit are those far from the boot that runs. Other lines have shorter
+wordings, which leave out what matters least: how many boots have ended, the time left and the key stay. Only Ctrl-C is
+a key.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +43,13 @@ _ASCII = str.maketrans("✔✘↻–▶·…", "vx~->. ")
 _NEXT = dict(zip(STEPS, (*STEPS[1:], "restore"), strict=True))
 _GAP = 2
 _WARNING_LINES = 5
-_KEYS = "Ctrl-C ends this boot and restores; the same command goes on later"
+_KEYS = (
+    "Ctrl-C ends this boot and restores; the same command goes on later",
+    "Ctrl-C ends and restores; the same command goes on",
+    "Ctrl-C ends this boot and restores",
+)
+_MARKS = ("✔ completed  ✘ died, failed  ↻ repeated  ? not valid", "✔ done ✘ died ↻ again ? not valid")
+_COUNTED = ("✔", "✘")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +89,18 @@ class LiveListener(Display):
         self._outcome: str | None = None
         self._begun = self._step_begun = self._boot_begun = time.monotonic()
         self._ended: float | None = None
+        self._closed = False
+        self._counting = False
         self._live: Live | None = None
 
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
+            self._closed = True
             self._live.stop()
             self._live = None
+            if self._warning:
+                # Below the frame, which is cut to the terminal: nothing comes any more that it must leave room for.
+                self.warn_as(self._label, self._warning)
 
     # --- being told ------------------------------------------------------------------------------------------------
 
@@ -107,11 +122,16 @@ class LiveListener(Display):
         for record in earlier:
             self._take(record)
         self._boot = None
-        self._outcome, self._ended = None, None
+        self._outcome, self._ended, self._closed = None, None, False
         self._begun = self._step_begun = time.monotonic()
         if self._moving:
             self._live = Live(self, console=self.console, refresh_per_second=2, transient=False)
             self._live.start()
+
+    def left(self, rows: Sequence[str]) -> None:
+        """See `Listener`."""
+        super().left(rows)
+        self._counting = True
 
     def record(self, record: AnyRecord) -> None:
         """See `Listener`."""
@@ -161,6 +181,8 @@ class LiveListener(Display):
         levels = self._cells[place].levels
         self._cells[place] = _Cell(_MARK[record.boot_outcome], _STYLE[record.boot_outcome], levels, why)
         self._boot, self._now = None, ""
+        if self._cells[place].mark in _COUNTED:
+            self.pace.todo = self.pace.todo[1:]  # it was the first of them, and the next `left` may be a while
 
     # --- the frame -------------------------------------------------------------------------------------------------
 
@@ -168,33 +190,47 @@ class LiveListener(Display):
         """The table as it stands now, for a terminal of this size."""
         width = options.max_width
         # At the end it is drawn once more, whole.
-        height = 10_000 if self._ended is not None else options.size.height
-        warning = list(self._warning_lines(width))
-        below = [self._line(text, width, style) for text, style in (*self._now_line(), *warning)]
+        height = 10_000 if self._closed else options.size.height
+        below = [_line((text,), width, style) for text, style in (*self._now_line(width), *self._warning_lines(width))]
         # The cursor stands behind the last line: `^C` that a terminal echoes there must not begin a line of its own.
-        below += [self._line(text, width - len("^C") - 1, style) for text, style in self._legend()]
+        below += [_line(choices, width - len("^C") - 1, "dim") for choices in self._legend()]
         room = max(1, height - len(below) - 6)
-        lines: list[RenderableType] = [self._line(self._headline(), width, "bold"), self._table(width, room)]
+        lines: list[RenderableType] = [_line(self._headlines(), width, "bold"), self._table(width, room)]
         for line in (*lines, *below):
             if options.ascii_only or options.encoding.lower() not in ("utf-8", "utf8"):
                 yield from _in_ascii(line, console, options)
             else:
                 yield line
 
-    def _line(self, text: str, width: int, style: str) -> Text:
-        line = Text(text, style=style, no_wrap=True, overflow="ellipsis")
-        line.truncate(width, overflow="ellipsis")
-        return line
-
-    def _headline(self) -> str:
+    def _headlines(self) -> Iterator[str]:
+        """The first line, ever shorter."""
         about = self._about
-        name = "" if about is None else f"{about.experiment} on {about.box}{' (REHEARSAL)' if about.rehearsal else ''}"
+        stamp = " (REHEARSAL)" if about is not None and about.rehearsal else ""
+        long, short = (
+            ("", "") if about is None else (f"{about.experiment} on {about.box}{stamp}", f"{about.experiment}{stamp}")
+        )
         spent = hours((self._ended or time.monotonic()) - self._begun)
         if self._outcome is not None:
-            return f"{name}: {self._outcome.replace('_', ' ')} after {spent}"
-        left = self._left_s()
-        until = "" if left is None else f", until {datetime.now().astimezone() + timedelta(seconds=left):%H:%M}"
-        return f"{name}, {spent}: {self.pace.say()}{until}"
+            told = self._outcome.replace("_", " ")
+            yield from (f"{long}: {told} after {spent}", f"{short}: {told} after {spent}", f"{short}: {told}")
+            return
+        boots, left = self._boots(), self._left_s()
+        if not self._counting:
+            yield from (f"{long}, {spent}", short)
+        elif left is None:
+            yield from (f"{long}, {spent}: {boots}", f"{long}: {boots}")
+        else:
+            until = f", until {datetime.now().astimezone() + timedelta(seconds=left):%H:%M}"
+            about_left, bare_left = f"{boots}, about {hours(left)} left", f"{boots}, {hours(left)} left"
+            yield from (f"{long}, {spent}: {about_left}{until}", f"{long}, {spent}: {bare_left}{until}")
+            yield from (f"{long}: {bare_left}{until}", f"{long}: {bare_left}", f"{short}: {bare_left}", bare_left)
+        yield from (f"{short}: {boots}", boots)
+
+    def _boots(self) -> str:
+        """`4 of 15 boots`: those that count, of them and those to go."""
+        done = sum(cell.mark in _COUNTED for cell in self._cells.values())
+        every = done + len(self.pace.todo)
+        return f"{done} of {every} boot{'' if every == 1 else 's'}"
 
     def _left_s(self) -> float | None:
         left = self.pace.left_s
@@ -251,34 +287,60 @@ class LiveListener(Display):
         cells = (self._cells.get((row, block)) for row in self._rows)
         return _GAP + _width((f"boot {block}", *(cell.text(widths) for cell in cells if cell is not None)))
 
-    def _now_line(self) -> Iterator[tuple[str, str]]:
+    def _now_line(self, width: int) -> Iterator[tuple[str, str]]:
         boot = self._boot
         if boot is None or self._outcome is not None:
             yield "", ""
             return
-        step = self._now
+        step, where = self._now, ""
         if step == "trials" and self._about is not None:
             done = len(self._cells[self._place(boot)].levels)
             levels = self._about.levels
-            step = f"trial at {levels[done]}, {done + 1} of {len(levels)}" if done < len(levels) else "after the trials"
-        yield f"▶ {boot.boot}: {step}, {hours(time.monotonic() - self._step_begun)}", "cyan"
+            step, where = "after the trials", ""
+            if done < len(levels):
+                step, where = f"trial at {levels[done]}", f", {done + 1} of {len(levels)}"
+        spent = hours(time.monotonic() - self._step_begun)
+        yield _fitting((f"▶ {boot.boot}: {step}{where}, {spent}", f"▶ {boot.boot}: {step}, {spent}"), width), "cyan"
+
+    @property
+    def _label(self) -> str:
+        return "WARNING" if self._warnings == 1 else f"WARNING ({self._warnings} so far)"
 
     def _warning_lines(self, width: int) -> Iterator[tuple[str, str]]:
-        if not self._warning:
+        if not self._warning or self._closed:
             return
-        label = "WARNING" if self._warnings == 1 else f"WARNING ({self._warnings} so far)"
-        lines = warning_lines(self._warning, width, label)
+        lines = warning_lines(self._warning, width, self._label)
         if len(lines) > _WARNING_LINES:
             # What happened stands first and where its journal is last: what is left out was between.
-            lines = [*lines[: _WARNING_LINES - 2], f"{lines[_WARNING_LINES - 2][: width - 2]} …", lines[-1]]
+            last = lines[_WARNING_LINES - 2]
+            if cell_len(last) > width - 2:
+                last = last.rpartition(" ")[0]
+            lines = [*lines[: _WARNING_LINES - 2], f"{last} …", lines[-1]]
         for line in lines:
             yield line, "yellow"
 
-    def _legend(self) -> Iterator[tuple[str, str]]:
-        if self._outcome is None:
+    def _legend(self) -> Iterator[tuple[str, ...]]:
+        """What the marks mean and the key, each ever shorter."""
+        if self._outcome is None and not self._closed:
             levels = "" if self._about is None else " at " + ", ".join(map(str, self._about.levels))
-            yield f"tok/s{levels} · ✔ completed  ✘ died, failed  ↻ repeated  ? not valid", "dim"
-            yield _KEYS, "dim"
+            heads = (f"tok/s{levels} · ", "tok/s · ", "")
+            yield tuple(f"{head}{marks}" for head, marks in itertools.product(heads, _MARKS))
+            yield _KEYS
+
+
+def _fitting(choices: Iterable[str], width: int) -> str:
+    """The first that fits, else the last, which is the shortest."""
+    text = ""
+    for text in choices:
+        if cell_len(text) <= width:
+            break
+    return text
+
+
+def _line(choices: Iterable[str], width: int, style: str) -> Text:
+    line = Text(_fitting(choices, width), style=style, no_wrap=True, overflow="ellipsis")
+    line.truncate(width, overflow="ellipsis")
+    return line
 
 
 def _following(step: StepEnded) -> str:

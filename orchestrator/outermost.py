@@ -14,19 +14,32 @@ import traceback
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from rich.console import Console
 
 from orchestrator import early
 from orchestrator.closing import spoken
 from orchestrator.errors import INTERRUPTED, OK, USAGE, ColdbootError
+from orchestrator.progress import folded
 from orchestrator.redact import redact_text
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(text.rstrip("\n") + "\n")
+    """One message on standard error."""
+    sys.stderr.write(folded(text.rstrip("\n"), width(sys.stderr)) + "\n")
+
+
+def show(text: str) -> None:
+    """A result in words on standard output. What is to be copied line by line is printed as it is."""
+    print(folded(text, width(sys.stdout)))
+
+
+def width(stream: TextIO) -> int | None:
+    """Columns where it is a terminal; None for a log and a pipe, which get whole lines."""
+    return Console(file=stream).width if stream.isatty() else None
 
 
 def _keep_traceback(name: str) -> Path:

@@ -17,7 +17,7 @@ from orchestrator.box.services import own_caches
 from orchestrator.box.transports import connect
 from orchestrator.box.unit import Action
 from orchestrator.forecast import Bought, Forecast
-from orchestrator.progress import hours
+from orchestrator.progress import folded, hours, wrapped
 from orchestrator.records import STEPS, Verdicts
 from orchestrator.redact import redact_argv, redact_env
 from orchestrator.survey import Design, Options, Site
@@ -26,10 +26,11 @@ Judge = Callable[[Path], Verdicts | None]
 """What an experiment's folder says so far; None before its first boot."""
 
 
-def show(options: Options, judge: Judge, *, every: bool = True) -> str:
+def show(options: Options, judge: Judge, *, every: bool = True, width: int | None = None) -> str:
     """What would run, and last the hours, with what `--budget` buys of them.
 
     `every`: the commands of every variant, as a dry run shows them; else what each changes, and those of one boot.
+    `width`: columns of the terminal; None: whole lines. Commands are never wrapped, so that they can be copied.
     """
     design = survey.prepare(options)
     transport = connect(design.box)
@@ -37,11 +38,11 @@ def show(options: Options, judge: Judge, *, every: bool = True) -> str:
         site = survey.survey(design, transport)
         found = survey.expected(design)
         parts = [_commands(design, site) if every else _changes(design, site)]
-        parts += [_boots(found), _steps(design, site, found)]
+        parts += [_boots(found), _steps(design, site, found, width)]
         if options.budget_s is not None:
             bought = forecast.buys(found, options.budget_s, longest_s=design.longest_s)
-            parts.append(_budget(design, bought, options.budget_s, judge(design.folder)))
-        return "\n\n".join(part for part in (*parts, _head(design, site, found)) if part)
+            parts.append(folded(_budget(design, bought, options.budget_s, judge(design.folder)), width))
+        return "\n\n".join(part for part in (*parts, folded(_head(design, site, found), width)) if part)
     finally:
         transport.close()
 
@@ -78,13 +79,14 @@ def _boots(found: Forecast) -> str:
     return "\n".join(lines)
 
 
-def _steps(design: Design, site: Site, found: Forecast) -> str:
+def _steps(design: Design, site: Site, found: Forecast, width: int | None) -> str:
     """Hours by step, over all boots, with what is waited for in each."""
     waits = _waits(design, site)
     lines = ["time by step, all boots:"]
     for name, seconds in found.steps.items():
-        wait = f"   {waits[name]}" if name in waits else ""
-        lines.append(f"  {name.replace('_', ' '):<13}  {hours(seconds):>11}{wait}")
+        start = f"  {name.replace('_', ' '):<13}  {hours(seconds):>11}"
+        wait = waits.get(name)
+        lines += [start] if wait is None else wrapped(wait, width, f"{start}   ", " " * (len(start) + 3))
     return "\n".join([*lines, f"  {'in all':<13}  {hours(found.seconds):>11}"])
 
 

@@ -7,6 +7,7 @@ holds nothing else then. `NO_COLOR` is honoured by rich.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from datetime import date, datetime
 from types import TracebackType
 from typing import IO, Protocol, Self
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.prompt import Confirm
 from rich.text import Text
@@ -32,7 +34,8 @@ from orchestrator.records import (
     level_of,
 )
 
-_ENDLESS = 1_000_000
+_CODE = re.compile(r"`[^`]+`")
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 class Listener(Protocol):
@@ -142,21 +145,41 @@ def trial_text(trial: TrialEnded, lengths: Sequence[int] = ()) -> str:
     return f"{at}: {trial.tokens_per_s:.1f} tok/s"
 
 
-def warning_lines(text: str, width: int, label: str = "WARNING") -> list[str]:
+def wrapped(text: str, width: int | None, first: str = "", rest: str = "") -> list[str]:
+    """One line of text as lines of a terminal, broken between words, `first` before the first and `rest` before others.
+
+    Paths, and commands between backticks, are copied from there: they are never cut, however narrow it is. Of no
+    `width`, as for a log, it stays one line.
+    """
+    if width is None or cell_len(first + text) <= width:
+        return [first + text]
+    whole = _CODE.sub(lambda code: code[0].replace(" ", _UNBROKEN), text)
+    lines = textwrap.wrap(
+        whole,
+        max(20, width),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_UNBROKEN, " ") for line in lines]
+
+
+def folded(text: str, width: int | None) -> str:
+    """Text of several lines, each `wrapped` below its own beginning."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += wrapped(line[len(indent) :], width, indent, f"{indent}  ")
+    return "\n".join(lines)
+
+
+def warning_lines(text: str, width: int | None, label: str = "WARNING") -> list[str]:
     """A warning as lines of a terminal: the label, and everything else set below its first word."""
     indent = " " * len("WARNING ")
     lines: list[str] = []
     for number, part in enumerate(text.splitlines()):
-        first = f"{label} " if number == 0 else indent
-        # Paths and commands are copied from here: a long word is never cut.
-        lines += textwrap.wrap(
-            " ".join(part.split()),
-            max(20, width),
-            initial_indent=first,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += wrapped(" ".join(part.split()), width, f"{label} " if number == 0 else indent, indent)
     return lines
 
 
@@ -178,15 +201,22 @@ class Display:
     ) -> None:
         """Nothing to put away."""
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None for a log and a pipe, which get whole lines."""
+        return self.console.width if self.console.is_terminal else None
+
     def say(self, text: str) -> None:
         """See `Listener`."""
-        self.console.print(Text(text))
+        self.console.print(Text(folded(text, self.width)), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """See `Listener`."""
-        # A log and a pipe get whole lines.
-        width = self.console.width if self.console.is_terminal else _ENDLESS
-        for line in warning_lines(text, width):
+        self.warn_as("WARNING", text)
+
+    def warn_as(self, label: str, text: str) -> None:
+        """A warning with this before it."""
+        for line in warning_lines(text, self.width, label):
             self.console.print(Text(line, style="yellow"), soft_wrap=True)
 
     def confirm(self, question: str) -> bool | None:
@@ -268,7 +298,7 @@ class QuietListener(Display):
     def confirm(self, question: str) -> bool | None:
         """See `Listener`."""
         for text in self._said:
-            self.console.print(Text(text))
+            self.console.print(Text(folded(text, self.width)))
         return super().confirm(question)
 
 

@@ -69,7 +69,7 @@ def test_json_lines_are_the_ledger_and_nothing_else_stands_on_standard_output(pl
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
     assert (kinds[0], kinds[-1]) == ("campaign_started", "campaign_ended")
     assert kinds.count("trial") == 4
-    assert "next: invoke report --experiment gwen --out " in done.stderr
+    assert "next:\n  invoke report --experiment gwen --out " in done.stderr
     assert "\x1b" not in done.stderr
     said = told(tmp_path)
     assert said["COLDBOOT_OUTCOME"] == "complete"
@@ -88,7 +88,7 @@ def test_quiet_says_warnings_and_the_end_and_a_failing_command_is_one_of_them(pl
     assert "--spec-tokens (matrix.yaml:" in lines[1]
     assert lines[-1].endswith("ended with status 3")
     assert "REJECTED" in done.stdout
-    assert "next: invoke report --experiment gwen --out " in done.stdout
+    assert "next:\n  invoke report --experiment gwen --out " in done.stdout
     assert told(tmp_path)["COLDBOOT_WINNER"] == ""
 
 

@@ -121,14 +121,65 @@ def test_levels_stand_below_each_other(live):
 
 def test_the_time_left_is_known_from_the_second_boot_on_and_is_each_rows_own(live):
     live.left(("no-spec", "spec-3", "no-spec", "spec-3"))
-    assert "4 boots left" in drawn(live)
-    assert "about" not in drawn(live).splitlines()[0]
+    assert ": 0 of 4 boots" in drawn(live)
+    assert "left" not in drawn(live).splitlines()[0]
     told(live, *good_boot("no-spec", 1, seconds=600))
     live.left(("spec-3", "no-spec", "spec-3"))
-    assert "3 boots left, about 30 min, until " in drawn(live)
+    assert "1 of 4 boots, about 30 min left, until " in drawn(live)
     told(live, *dead_boot("spec-3", 1, seconds=60))
+    assert "2 of 4 boots, about 11 min left, until " in drawn(live)  # also before the next boots are told
     live.left(("no-spec", "spec-3"))
-    assert "2 boots left, about 11 min, until " in drawn(live)
+    assert "2 of 4 boots, about 11 min left, until " in drawn(live)
+
+
+def test_a_disturbed_boot_does_not_count_and_is_still_to_go(live):
+    live.left(("spec-1",))
+    end = BootEnded(**key("spec-1", 1), boot_outcome="disturbed", why="no clean slate", seconds=3)
+    told(live, BootStarted(**key("spec-1", 1)), end)
+    assert ": 0 of 1 boot, about 3 s left" in drawn(live)
+
+
+def test_before_the_first_boot_is_planned_no_number_of_boots_is_made_up(live):
+    assert re.fullmatch(r"gwen on rehearsal \(REHEARSAL\), 0 s", drawn(live).splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("width", "headline"),
+    [
+        (120, r"gwen on rehearsal (REHEARSAL), 0 s: 1 of 12 boots, about 3 h 05 min left, until 00:00"),
+        (84, r"gwen on rehearsal (REHEARSAL), 0 s: 1 of 12 boots, 3 h 05 min left, until 00:00"),
+        (76, r"gwen on rehearsal (REHEARSAL): 1 of 12 boots, 3 h 05 min left, until 00:00"),
+        (70, r"gwen on rehearsal (REHEARSAL): 1 of 12 boots, 3 h 05 min left"),
+        (60, r"gwen (REHEARSAL): 1 of 12 boots, 3 h 05 min left"),
+        (40, r"1 of 12 boots, 3 h 05 min left"),
+        (20, r"1 of 12 boots"),
+    ],
+)
+def test_a_narrow_headline_keeps_the_boots_and_then_the_time_left(live, width, headline):
+    told(live, *good_boot("no-spec", 1, seconds=185 / 11 * 60))
+    live.left(("no-spec",) * 11)
+    first = drawn(live, width=width).splitlines()[0]
+    assert re.sub(r"\d\d:\d\d", "00:00", first) == headline
+
+
+@pytest.mark.parametrize(
+    ("width", "legend", "keys"),
+    [
+        (
+            120,
+            "tok/s at 1, 2, 4, 8 · ✔ completed  ✘ died, failed  ↻ repeated  ? not valid",
+            "Ctrl-C ends this boot and restores; the same command goes on later",
+        ),
+        (
+            60,
+            "tok/s at 1, 2, 4, 8 · ✔ done ✘ died ↻ again ? not valid",
+            "Ctrl-C ends and restores; the same command goes on",
+        ),
+        (40, "✔ done ✘ died ↻ again ? not valid", "Ctrl-C ends this boot and restores"),
+    ],
+)
+def test_a_narrow_legend_keeps_the_marks_and_the_key(live, width, legend, keys):
+    assert drawn(live, width=width).splitlines()[-2:] == [legend, keys]
 
 
 def test_what_runs_now_is_named_with_its_step_and_level(live):
@@ -207,8 +258,26 @@ def test_the_last_warning_keeps_its_beginning_and_where_its_journal_is():
     shown = [line for line in lines if line.startswith(("WARNING", "        "))]
     assert len(shown) == 5
     assert shown[0].startswith("WARNING b01-spec-3 died at its first request:")
-    assert shown[3].endswith(" …")
+    assert shown[3].endswith("engine's budget: lower …")  # at a word's end
     assert "boots/b01-spec-3/journal.jsonl" in shown[4]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_at_the_end_the_last_warning_is_whole_below_the_table_with_its_path_in_one_piece(width):
+    path = "artifacts/an-experiment-of-a-longer-name/boots/b01-spec-3/journal.jsonl"
+    console = Console(width=width, height=24, force_terminal=True, record=True, file=io.StringIO(), color_system=None)
+    with LiveListener(console) as listener:
+        listener.planned(VARIANTS, 3)
+        told(listener, BEGUN, *dead_boot("spec-3", 1))
+        listener.warn(DEATH.replace("artifacts/gwen/boots/b01-spec-3/journal.jsonl", path))
+        listener.record(CampaignEnded(outcome="complete", restored=True))
+    written = console.export_text()
+    table = "spec-3    ✘ triton_oom"
+    end = [line.rstrip() for line in written[written.rindex(table) :].splitlines()[1:]]
+    assert "…" not in "".join(end)
+    assert next(line for line in end if path in line).strip() in (path, f"Journal: {path}")
+    assert " ".join(" ".join(end).split()) == "WARNING " + " ".join(DEATH.replace("gwen", path.split("/")[1]).split())
+    assert all(cell_len(line) <= width or line.strip() == path for line in end)
 
 
 def test_what_earlier_sessions_booted_is_there_from_the_beginning(live):
@@ -218,7 +287,7 @@ def test_what_earlier_sessions_booted_is_there_from_the_beginning(live):
     listener.left(("spec-1",))
     text = drawn(listener)
     assert "✔ 36 71 129 226" in text
-    assert "1 boot left, about 2 min" in text
+    assert "1 of 2 boots, about 2 min left, until " in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -250,6 +319,17 @@ def test_the_frame_is_never_higher_than_the_terminal_and_shows_the_running_row(l
     assert len(lines) <= 24
     assert any(line.startswith("v41") for line in lines)
     assert any(line.startswith("… and ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_is_said_is_wrapped_at_words_and_a_path_or_command_is_never_cut(width):
+    command = "invoke restore --box gwen --experiment one-with-a-long-name"
+    console = Console(width=width, height=24, force_terminal=True, record=True, file=io.StringIO(), color_system=None)
+    LiveListener(console, moving=False).say(f"vllm.service is stopped; `{command}` brings it back, and changes no file")
+    lines = console.export_text().splitlines()
+    assert any(f"`{command}`" in line for line in lines)
+    assert all(len(line) <= width for line in lines if command not in line)
+    assert all(len(line) > 4 for line in lines)
 
 
 def test_a_ctrl_c_that_the_terminal_echoes_fits_behind_the_last_line(live):

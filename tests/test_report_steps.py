@@ -42,10 +42,25 @@ def test_a_provisional_winner_wants_boots_then_an_explanation_then_the_drop_in(v
     ]
 
 
-def test_boots_that_are_left_come_first_and_nobody_is_told_to_ask_for_more(verdicts):
-    first, *others = next_steps(verdicts, "gwen", boots_left=2)
-    assert first.text == "2 boots left: the same command goes on"
+def test_boots_that_are_left_come_first_with_the_command_and_nobody_is_told_to_ask_for_more(verdicts):
+    how = Again("coldboot", " --out o", " --matrix m.yaml", " --boots 3 --budget 3h")
+    first, *others = next_steps(verdicts, "gwen.2", how, boots_left=2)
+    assert first.text == "2 boots left; the same command goes on"
+    # The name in place of `--new`: that would begin afresh once more.
+    assert first.command == (
+        "coldboot matrix --matrix m.yaml --box gwen --experiment gwen.2 --boots 3 --budget 3h --out o"
+    )
     assert not any("matrix --" in (step.command or "") for step in others)
+
+
+def test_boots_of_another_cache_state_are_added_in_that_one(verdicts):
+    def warm(variant):
+        return variant.model_copy(
+            update={"cells": tuple(c.model_copy(update={"cache": "warm"}) for c in variant.cells)}
+        )
+
+    own = verdicts.model_copy(update={"variants": tuple(map(warm, verdicts.variants))})
+    assert next(iter(next_steps(own, "gwen"))).command.endswith(" --only spec-1 --boots 6 --cache warm")
 
 
 def test_the_hours_are_those_that_the_ledgers_own_boots_took(verdicts):
@@ -132,9 +147,34 @@ def test_the_page_and_the_comment_say_them_below_the_headline():
 def test_a_campaigns_end_says_where_the_report_will_be_and_the_same_steps(verdicts, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/venv/bin/coldboot", "matrix"])
     lines = list(closing.campaign_end(verdicts, Path("out/gwen"), closing.again(" --out out")))
-    assert lines[1] == "next: coldboot report --experiment gwen --out out"
-    explain = "coldboot report --experiment gwen --out out --explain spec-3"
-    assert lines[3] == f"why spec-3 is rejected, with the whole derivation: {explain}"
+    assert lines[:6] == [
+        "the ledger:",
+        "  out/gwen/records.jsonl",
+        "the report goes to:",
+        "  out/gwen/report/report.html",
+        "next:",
+        "  coldboot report --experiment gwen --out out",
+    ]
+    explain = lines.index("why spec-3 is rejected, with the whole derivation:")
+    assert lines[explain + 1] == "  coldboot report --experiment gwen --out out --explain spec-3"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_at_every_width_reasons_are_wrapped_at_words_and_commands_are_whole(verdicts, width):
+    folder = Path("a-folder/whose-name/is-longer/than-a-narrow-terminal/is-wide/gwen")
+    whole = list(closing.campaign_end(verdicts, folder, closing.again(f" --out {folder.parent}")))
+    lines = list(closing.campaign_end(verdicts, folder, closing.again(f" --out {folder.parent}"), width=width))
+    commands = [line for line in whole if line.startswith("  ")]
+    assert [line for line in lines if line.startswith("  ")] == commands
+    assert max(map(len, commands)) > 120
+    reasons = [line for line in lines if not line.startswith("  ")]
+    assert max(map(len, reasons)) <= width
+    assert " ".join(lines) == " ".join(whole)
+
+
+def test_options_are_given_again_as_a_shell_reads_them():
+    given = closing.given(boots="3", only="a,b c", budget=None, yes=True, new=False)
+    assert given == " --boots 3 --only 'a,b c' --yes"
 
 
 def test_advice_names_the_program_that_was_used(monkeypatch, tmp_path, capsys):

@@ -90,7 +90,7 @@ ALLOWED = {
     "live": SHARED | {"progress", "ledger"},
     "advice": SHARED | DESIGN | {"plan"},
     "on_end": SHARED,
-    "closing": SHARED | {"report"},
+    "closing": SHARED | {"report", "progress"},
     "options": SHARED | DESIGN | {"plan"},
     "goals": SHARED,
     "verdict": SHARED | {"goals", "stats", "matrix", "plan"},

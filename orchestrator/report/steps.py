@@ -26,11 +26,13 @@ class Again:
         tool: `invoke` or `coldboot`.
         options: For every command, such as ` --out DIR`, with its leading blank.
         campaign: For `matrix` besides, such as ` --matrix FILE`, with its leading blank.
+        same: For `matrix` to go on with the boots that are left, such as ` --boots 3 --budget 3h`.
     """
 
     tool: str = "invoke"
     options: str = ""
     campaign: str = ""
+    same: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def next_steps(
     tool, options = again.tool, again.options
     report = f"{tool} report --experiment {experiment}{options}"
     if boots_left:
-        yield NextStep(f"{words.plural(boots_left, 'boot')} left: the same command goes on")
+        text = f"{words.plural(boots_left, 'boot')} left; the same command goes on"
+        yield NextStep(text, _matrix(verdicts, experiment, again, again.same))
     else:
         yield from _more_boots(verdicts, experiment, again, _seconds(records))
     rejected = _rejected(verdicts)
@@ -103,7 +106,8 @@ def _more_boots(verdicts: Verdicts, experiment: str, again: Again, seconds: dict
         count = words.plural(sum(missing.values()), "more boot")
         names = ",".join(missing)
         text = f"{why}: {count} of what is still in question, {boots} of each{_time(missing, seconds)}"
-        yield NextStep(text, _matrix(verdicts, experiment, again, names, boots))
+        asking = f" --only {shlex.quote(names)} --boots {boots}{_caches(verdicts)}"
+        yield NextStep(text, _matrix(verdicts, experiment, again, asking))
     if near:
         yield NextStep(_too_near(verdicts, near))
 
@@ -142,12 +146,15 @@ def _too_near(verdicts: Verdicts, near: Sequence[_Wanted]) -> str:
     )
 
 
-def _matrix(verdicts: Verdicts, experiment: str, again: Again, names: str, boots: int) -> str:
+def _matrix(verdicts: Verdicts, experiment: str, again: Again, wanted: str) -> str:
     box = "" if verdicts.box is None else f" --box {shlex.quote(verdicts.box)}"
-    return (
-        f"{again.tool} matrix{again.campaign}{box} --experiment {experiment} --only {shlex.quote(names)} "
-        f"--boots {boots}{again.options}"
-    )
+    return f"{again.tool} matrix{again.campaign}{box} --experiment {experiment}{wanted}{again.options}"
+
+
+def _caches(verdicts: Verdicts) -> str:
+    """Those that were booted, where they are not the default: without them cold boots would be added."""
+    found = dict.fromkeys(cell.cache for variant in verdicts.variants for cell in variant.cells)
+    return "" if set(found) <= {"cold"} else f" --cache {','.join(found)}"
 
 
 def _seconds(records: Sequence[AnyRecord]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def table(verdicts: Verdicts, lost: Lost | None = None) -> RenderableType:
     ranked = words.by_rank(verdicts.variants)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("variant", overflow="fold")
-    grid.add_column("verdict", no_wrap=True)
+    grid.add_column("verdict")  # the first to be wrapped where it is narrow, at its words
     if prompts:
         grid.add_column("prompt", justify="right", no_wrap=True)
     streams = sorted({level.concurrency for level in levels})
