@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from matplotlib.figure import Figure
 from report_samples import LEVELS, VARIANTS, sample
 
 from orchestrator import report, verdict
@@ -384,6 +385,26 @@ def test_the_terminal_shows_boots_one_by_one_where_they_do_not_reproduce(made, v
     assert max(len(line) for line in lines) <= 80
     assert "spec-8: does_not_reproduce, errors_under_load" in lines
     assert shown.startswith("REHEARSAL")
+
+
+# --- many boots ----------------------------------------------------------------------------------------------------
+
+
+def test_of_hundreds_of_boots_150_are_drawn_the_slowest_and_the_fastest_among_them_and_the_page_says_so():
+    levels = [(LevelResult(concurrency=1, value=100.0 + 0.1 * (7 * n % 400)),) for n in range(400)]
+    boots = tuple(
+        BootResult(boot=f"b{n:03d}", variant="a", cache="cold", block=n, position=n, outcome="completed", levels=one)
+        for n, one in enumerate(levels)
+    )
+    series = Series(experiment="many", variants=("a",), concurrency=(1,), boots=boots)
+    view = report.build_view((), series, verdict.judge(series))
+    assert "Each mark is one boot; of more than 150 of a cell so many are drawn" in markdown.render(view)
+    (panel,) = figures.chart(view, "boots").panels
+    axes = Figure().subplots()
+    panel.draw(axes, canvas.LIGHT)
+    marks = max((line.get_xdata() for line in axes.lines), key=len)
+    assert len(marks) == 150
+    assert (min(marks), max(marks)) == (pytest.approx(100.0), pytest.approx(139.9))
 
 
 # --- on another core -----------------------------------------------------------------------------------------------

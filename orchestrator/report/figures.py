@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -23,11 +23,11 @@ from orchestrator.records import CacheState, Level, Quantiles, TrialEnded
 from orchestrator.report import boots as boot_room
 from orchestrator.report import canvas, memory, trials, words
 from orchestrator.report.canvas import Ink, Panel
-from orchestrator.report.model import BootView, CellView, FigureName, VariantView, View
+from orchestrator.report.model import MOST_POINTS, BootView, CellView, FigureName, Point, VariantView, View
 
 NAME_LIMIT = 22
-MOST_POINTS = 150
 MOST_BARS = 60
+T = TypeVar("T")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 
@@ -164,9 +164,10 @@ def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellVie
             fontsize=7.5,
             color=ink.warn,
         )
+    marked = _thinned(spots, _value)
     ax.plot(
-        [point.value or 0.0 for point in spots],
-        [row + offset[point.boot] for point in spots],
+        [_value(point) for point in marked],
+        [row + offset[point.boot] for point in marked],
         marker=shape,
         markersize=5.5,
         markerfacecolor="none" if refuted else paint,
@@ -191,6 +192,10 @@ def _draw_cell(ax: Axes, ink: Ink, row: int, variant: VariantView, cell: CellVie
         )
     elif not spots:
         ax.text(most * 0.01, row, "no value", va="center", fontsize=7.5, color=ink.muted)
+
+
+def _value(point: Point) -> float:
+    return point.value or 0.0
 
 
 # --- against concurrency --------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ def _draw_throughput(
                     [level, level], [low, high], color=paint, linewidth=4, alpha=0.25, solid_capstyle="butt", zorder=2
                 )
             if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE":
-                spots = [point.value for point in cell.points if point.value is not None]
+                spots = _thinned([point.value for point in cell.points if point.value is not None], float)
                 ax.plot(
                     [cell.verdict.concurrency] * len(spots),
                     spots,
@@ -394,11 +399,11 @@ def _medians_of(found: Sequence[TrialEnded], read: Callable[[TrialEnded], Quanti
     return tuple(value for trial in found if (value := read(trial).p50) is not None)
 
 
-def _thinned(values: Sequence[float]) -> Sequence[float]:
-    """At most `MOST_POINTS` of them, evenly by rank, the ends among them: more lie upon each other anyway."""
+def _thinned(values: Sequence[T], rank: Callable[[T], float]) -> Sequence[T]:
+    """At most `MOST_POINTS` of them, evenly by rank, the ends among them."""
     if len(values) <= MOST_POINTS:
         return values
-    ranked, last = sorted(values), len(values) - 1
+    ranked, last = sorted(values, key=rank), len(values) - 1
     return [ranked[round(place * last / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
 
 
@@ -415,7 +420,7 @@ def _draw_curve(ax: Axes, ink: Ink, curve: Curve, levels: Sequence[int]) -> Line
             (level, value)
             for level, values in curve.boots.items()
             if (level not in curve.refuted) == agreed
-            for value in _thinned(values)
+            for value in _thinned(values, float)
         ]
         ax.plot(
             [level for level, _ in spots],
@@ -647,10 +652,9 @@ def _order(view: View) -> list[Panel]:
             if not line:
                 continue
             paint, shape = colour(variant, ink), marker(variant)
-            y = [math.expm1(value) * 100 for _, value in line]
-            ax.plot(
-                [place for place, _ in line], y, marker=shape, color=paint, markersize=5, linestyle="none", zorder=3
-            )
+            marked = _thinned(line, lambda spot: spot[1])
+            x, y = [place for place, _ in marked], [math.expm1(value) * 100 for _, value in marked]
+            ax.plot(x, y, marker=shape, color=paint, markersize=5, linestyle="none", zorder=3)
             handles.append(
                 Line2D([], [], color=paint, marker=shape, linestyle="none", label=name_shown(variant.verdict.name))
             )

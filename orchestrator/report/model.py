@@ -49,6 +49,7 @@ FigureName = Literal["boots", "throughput", "latency", "wall", "timeline", "memo
 
 
 MOST_ROWS = 500
+MOST_POINTS = 150  # of one series in a figure: more lie upon each other anyway
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,17 @@ from orchestrator.records import (
 )
 from orchestrator.report import answers, commands, evidence, goals, gpus, memory, provenance, trials, wall, words
 from orchestrator.report import boots as boot_room
-from orchestrator.report.model import BootView, CellView, NextStep, Point, Section, Table, VariantView, View
+from orchestrator.report.model import (
+    MOST_POINTS,
+    BootView,
+    CellView,
+    NextStep,
+    Point,
+    Section,
+    Table,
+    VariantView,
+    View,
+)
 
 _NEEDS_A_GPU = frozenset({"wall", "memory"})
 
@@ -295,7 +305,7 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
         if cell.verdict.reproducibility == "DOES_NOT_REPRODUCE"
     ]
     sentences = [
-        "Each mark is one boot.",
+        f"Each mark is one boot{_thinning(variants)}.",
         "A bar is the 95 % interval of the cell; it stands unless the boots are shown to disagree.",
     ]
     if refuted:
@@ -306,6 +316,12 @@ def _boots_section(variants: Sequence[VariantView]) -> Section:
         sentences.append("In no cell do the boots disagree beyond the tolerance.")
     sentences.extend(_agreements(variants))
     return Section("boots", "Boot by boot", tuple(sentences), (table,), figure="boots")
+
+
+def _thinning(variants: Sequence[VariantView]) -> str:
+    if all(len(cell.points) <= MOST_POINTS for variant in variants for cell in variant.cells):
+        return ""
+    return f"; of more than {MOST_POINTS} of a cell so many are drawn, evenly by rank, slowest and fastest among them"
 
 
 def _throughput_section(variants: Sequence[VariantView]) -> Section:
