@@ -21,6 +21,7 @@ from rich.console import Console
 from orchestrator import early
 from orchestrator.closing import spoken
 from orchestrator.errors import INTERRUPTED, OK, USAGE, ColdbootError
+from orchestrator.later import load_for
 from orchestrator.progress import folded
 from orchestrator.redact import redact_text
 
@@ -84,8 +85,9 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
 
         @wraps(function)
         def ended(*args: Any, **kwargs: Any) -> None:
-            early.begun()
             try:
+                load_for(function)
+                early.begun()
                 code = function(*args, **kwargs)
                 print(end="", flush=True)  # at the interpreter's own end nobody could say what went wrong
             except ColdbootError as error:

@@ -31,6 +31,28 @@ def test_before_a_command_runs_a_signal_has_its_exit_code_and_one_line(number, c
         assert process.stderr.read() == "coldboot: interrupted before anything was begun; nothing was changed\n"
 
 
+def test_a_command_begins_when_the_rooms_that_it_names_are_loaded(tmp_path):
+    (tmp_path / "slow_room.py").write_text("print('loading', flush=True)\ninput()\n")
+    (tmp_path / "begins.py").write_text(
+        f"{HEARS}early.until_begun()\n"
+        "from orchestrator.later import Later\nfrom orchestrator.outermost import command\n"
+        "slow_room = Later('slow_room')\n"
+        "@command(unexpected=3)\ndef go():\n    print('begun')\n    return slow_room.x\n"
+        "go()\n"
+    )
+    with subprocess.Popen(
+        (sys.executable, str(tmp_path / "begins.py")),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+        assert process.stdout.read() == ""
+
+
 def test_once_a_command_runs_the_signals_are_its_own():
     with subprocess.Popen(
         (sys.executable, "-c", BEGUN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
