@@ -150,6 +150,32 @@ def test_where_the_unit_has_removed_itself_meanwhile_it_is_made_again(stage):
     assert directories(Path(stage.names.path).read_text()) == tuple(one.path for one in stage.own)
 
 
+def test_a_cache_that_a_killed_campaign_has_set_aside_within_another_one_comes_back_with_it(stage):
+    inner = stage.cache / "deep_gemm"
+    (inner / "kernel").mkdir(parents=True)
+    before = everything(stage.home)
+    stage.door.empty(stage.unit, (OwnCache(str(inner)),), (), None)
+    assert list(inner.iterdir()) == []
+    # The next campaign clears the whole.
+    stage.empty()
+    assert directories(Path(stage.names.path).read_text())[:2] == (str(stage.cache), str(inner))
+    assert stage.put_back().returncode == 0
+    # The time of a directory above a cache changes with each rename in it.
+    after = everything(stage.home)
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == {".cache/vllm"}
+    assert [each[4] for each in after.values()] == [each[4] for each in before.values()]
+
+
+def test_what_another_user_of_the_service_has_to_put_back_is_left_to_that_user(stage):
+    text = replace(stage.names, owner="bob").text([str(stage.cache)])
+    Path(stage.names.path).write_text(text)
+    with pytest.raises(BoxError, match=r"caches of bob, as whom v-é\.service ran") as told:
+        stage.empty()
+    assert "invoke restore" in str(told.value.hint)
+    assert everything(stage.home) == stage.before
+    assert Path(stage.names.path).read_text() == text
+
+
 @pytest.mark.parametrize(
     "torn",
     [

@@ -329,3 +329,8 @@ def directories(text: str) -> tuple[str, ...]:
     """The directories that a unit's file puts back; none when it is no file of ours."""
     argv = unitfile.exec_argv(unitfile.parse(text), {}) if "coldboot" in text and "ExecStart=" in text else ()
     return argv[5:] if argv[1:2] == ("-c",) and argv[3:4] == ("coldboot",) else ()
+
+
+def owner(text: str) -> str | None:
+    """The user as whom a unit's file puts back; None where it says none."""
+    return next(iter(unitfile.parse(text).values("Service", "User")), None)

@@ -794,7 +794,8 @@ class Unit:
         paths = [line.split("\t")[0] for line in own]
         if what == "guard":
             listed = self._listed(path, user.pw_name)
-            put(path, self.guard_text((*listed, *(each for each in paths if each not in listed)), user.pw_name))
+            # What lies in another one comes after it: it can only be put back once that one is.
+            put(path, self.guard_text(tuple(sorted({*listed, *paths})), user.pw_name))
             run("systemctl", "enable", "--quiet", "--", self.guard)
             return
         become(user)

@@ -120,7 +120,7 @@ class OwnCaches:
         """
         paths = tuple(one.path for one in own)
         told = self._told(unit, own, precious, cache_root)
-        listed = self.listed()
+        listed = self._listed_as_ours()
         if not set(paths) <= set(listed):
             self._guard(listed, paths)
         try:
@@ -137,7 +137,8 @@ class OwnCaches:
     def _guard(self, listed: Sequence[str], paths: Sequence[str]) -> None:
         """The unit that puts back, enabled and on the disk, before anything is set aside."""
         names = self.names
-        together(self.transport, self.guard_actions((*listed, *(each for each in paths if each not in listed))))
+        # What lies in another one comes after it: it can only be put back once that one is.
+        together(self.transport, self.guard_actions(tuple(sorted({*listed, *paths}))))
         folders = (names.base, *(link.rpartition("/")[0] for link in names.links))
         self.transport.run(("sync", names.path, *folders), timeout_s=COMMAND_S)
 
@@ -171,8 +172,23 @@ class OwnCaches:
 
     def listed(self) -> tuple[str, ...]:
         """The directories that may be set aside at this moment; none where no campaign has done it."""
+        return aside.directories(self._text())
+
+    def _listed_as_ours(self) -> tuple[str, ...]:
+        """The same; refused where a campaign of another user of the service has left them: only that user can."""
+        text, names = self._text(), self.names
+        listed = aside.directories(text)
+        if listed and aside.owner(text) != names.owner:
+            was, now = aside.owner(text), names.owner
+            raise BoxError(
+                f"{names.name} still has to put back the caches of {was}, as whom {names.unit} ran; it is {now} now",
+                hint="`invoke restore` puts them back first",
+            )
+        return listed
+
+    def _text(self) -> str:
         said = self.transport.run(("cat", "--", self.names.path), timeout_s=COMMAND_S, check=False)
-        return aside.directories(said.stdout) if said.status == 0 else ()
+        return said.stdout if said.status == 0 else ""
 
     def left(self, unit: UnitFacts, paths: Sequence[str]) -> tuple[str, ...]:
         """Of these directories, those that are still set aside; notes what production had written meanwhile."""
