@@ -232,6 +232,49 @@ def test_what_production_has_written_after_a_reboot_is_kept_beside_the_original(
     assert everything(stage.home) == stage.before
 
 
+@pytest.mark.parametrize("became", ["a link out", "a file", "nothing", "another directory"])
+def test_whatever_a_variant_makes_of_its_directory_the_original_comes_back_and_nothing_else_is_touched(stage, became):
+    elsewhere = stage.home / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("x")
+    before = everything(stage.home)
+    stage.empty()
+    shutil.rmtree(stage.cache)
+    if became == "a link out":
+        stage.cache.symlink_to(elsewhere)
+    elif became == "a file":
+        stage.cache.write_text("x")
+    elif became == "another directory":
+        (stage.cache / "deep").mkdir(parents=True)
+        (stage.cache / "deep").chmod(0o500)
+    assert stage.put_back().returncode == 0
+    assert everything(stage.home) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file immutable")
+def test_an_immutable_directory_is_refused_at_once_and_an_immutable_file_in_one_does_no_harm(stage):
+    def chattr(how: str, path: Path) -> None:
+        subprocess.run(("chattr", how, str(path)), check=True)
+
+    chattr("+i", stage.cache)
+    try:
+        assert f"{stage.cache} cannot be read and written" in stage.resolve(stage.cache)[0]
+        with pytest.raises(BoxError, match="cannot be read and written"):
+            stage.empty()
+        assert stage.put_back().returncode == 0
+        assert everything(stage.home) == stage.before
+    finally:
+        chattr("-i", stage.cache)
+    chattr("+i", stage.cache / "graph")
+    try:
+        stage.empty()
+        assert [path.name for path in stage.cache.iterdir()] == ["modelinfos"]
+        assert stage.put_back().returncode == 0
+        assert everything(stage.home) == stage.before
+    finally:
+        chattr("-i", stage.cache / "graph")
+
+
 def test_an_original_whose_note_is_lost_is_put_back_and_what_stands_in_its_place_is_kept(stage):
     stage.empty()
     stage.cache.with_name("vllm.coldboot-note").unlink()
