@@ -167,7 +167,7 @@ def _refuse(verdicts: Verdicts, variant: str) -> None:
         what = f"{variant} has no boot that counts in {verdicts.experiment}: there is nothing to go by"
         raise UsageError(what, hint=f"boot it first; {hint}")
     if own.verdict == "REJECTED":
-        raise UsageError(f"{variant} is REJECTED in {verdicts.experiment}: {own.sentence}", hint=hint)
+        raise UsageError(f"{variant} is REJECTED in {verdicts.experiment}: {own.why}", hint=hint)
 
 
 def _warnings(verdicts: Verdicts, variant: str, unit: str, words: Sequence[str], *, same: bool) -> list[str]:
@@ -180,7 +180,7 @@ def _warnings(verdicts: Verdicts, variant: str, unit: str, words: Sequence[str],
         found.append(f"{variant} has no boot that counts: there is nothing to go by")
     elif own.verdict != "WINNER":
         winner = f"; the winner is {verdicts.winner}" if verdicts.winner else ""
-        found.append(f"{variant} is {own.verdict}, not WINNER{winner}. {own.sentence}")
+        found.append(f"{variant} is {own.verdict}, not WINNER{winner}: {own.why}")
     elif verdicts.provisional:
         more = max((cell.more_boots for cell in own.cells if cell.more_boots), default=None)
         advice = "" if more is None else f"; {more} more boots would settle it if the spread stays"

@@ -34,7 +34,7 @@ from orchestrator.options import DEFAULT_MATRIX, DEFAULT_OUT, NEWEST, all_proble
 from orchestrator.options import told as option_help
 from orchestrator.outermost import command, say, show, width
 from orchestrator.plan import PLAN_FILE, read_plan
-from orchestrator.progress import Listener, PlainListener
+from orchestrator.progress import Listener, PlainListener, folded
 from orchestrator.records import Series, Verdicts
 from orchestrator.report import compare as side_by_side
 from orchestrator.series import read_series
@@ -140,7 +140,8 @@ def matrix(
         ended = campaign.run(options, listener, verdict.next_boots, _on_end(listener))
     tell = say if json_lines else show
     if ended.outcome == "was_complete":
-        tell(f"{ended.folder} is complete; `{program()} report` says what it means, more --boots adds to it")
+        report_again = f"{program()} report --experiment {ended.folder.name}{kept.out_again(out)}"
+        tell(f"{ended.folder} is complete; `{report_again}` says what it means, more --boots adds to it")
         return OK
     records, series = kept.records_of(ended.folder)
     verdicts = _print_verdicts(series, stderr=json_lines)
@@ -470,7 +471,7 @@ def init(
     file = "" if matrix == DEFAULT_MATRIX else f" --matrix {shlex.quote(matrix)}"
     print(f"{path}: {len(made.variants)} variants, from {source.unit}")
     for line in sketch.next_lines(made, source, path, tool=program(), options=file):
-        print(line)
+        print(line if line.startswith(" ") else folded(line, width(sys.stdout)))
     return OK
 
 

@@ -44,8 +44,8 @@ def judge_production(verdicts: Verdicts) -> tuple[int, str]:
     if found is None:
         return UNDECIDED, f"{stamp}UNDECIDED: no variant is production's own setting, so there is nothing to judge"
     if found.verdict in ("REJECTED", "DOMINATED"):
-        return FAIL, f"{stamp}FAIL: production ({name}) is {found.verdict}: {found.sentence}"
+        return FAIL, f"{stamp}FAIL: production ({name}) is {found.verdict}: {found.why}"
     vouched = bool(found.cells) and all(cell.reproducibility == "REPRODUCES" for cell in found.cells)
     if found.verdict in ("WINNER", "CONTENDER") and vouched:
-        return OK, f"{stamp}PASS: production ({name}) is {found.verdict}: {found.sentence}"
-    return UNDECIDED, f"{stamp}UNDECIDED: production ({name}) is {found.verdict}: {found.sentence}"
+        return OK, f"{stamp}PASS: production ({name}) is {found.verdict}: {found.why}"
+    return UNDECIDED, f"{stamp}UNDECIDED: production ({name}) is {found.verdict}: {found.why}"

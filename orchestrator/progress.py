@@ -34,7 +34,7 @@ from orchestrator.records import (
     level_of,
 )
 
-_CODE = re.compile(r"`[^`]+`")
+_WHOLE = re.compile(r"`[^`]+`|\d %")
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
@@ -153,7 +153,7 @@ def wrapped(text: str, width: int | None, first: str = "", rest: str = "") -> li
     """
     if width is None or cell_len(first + text) <= width:
         return [first + text]
-    whole = _CODE.sub(lambda code: code[0].replace(" ", _UNBROKEN), text)
+    whole = _WHOLE.sub(lambda found: found[0].replace(" ", _UNBROKEN), text)
     lines = textwrap.wrap(
         whole,
         max(20, width),

@@ -716,6 +716,12 @@ class VariantVerdict(Frozen):
     constraints: tuple[ConstraintVerdict, ...] = ()
     cells: tuple[CellVerdict, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The sentence as it follows name and verdict, which it does not say again."""
+        said = self.sentence.removeprefix(f"{self.name} ").removeprefix(f"is {self.verdict.lower()}: ")
+        return said.removeprefix("is a contender: ").removeprefix("is ")
+
 
 class Verdicts(Frozen):
     """verdicts.json; written by alias, so that `"schema": 1` stands first."""

@@ -331,14 +331,14 @@ def _box(source: Source, box: str) -> list[str]:
 
 
 def next_lines(matrix: Matrix, source: Source, path: Path, *, tool: str, options: str) -> Iterator[str]:
-    """What to fill in, and what to run next; `options` are what each step needs, with a leading blank."""
+    """What to fill in, and what to run next, each command in a line; `options` are theirs, with a leading blank."""
     if source.unit_file is None:
-        yield f"next: {tool} doctor{options}, then {tool} plan{options}"
+        yield from ("next:", f"  {tool} doctor{options}", f"  {tool} plan{options}")
         return
     real = next(name for name, box in matrix.boxes.items() if not box.rehearsal)
     yield f"fill in: `host:` of box `{real}` in {path}, an alias of your ssh config; look at its `unit:` and `port:`"
-    yield f"next: {tool} doctor{options} --box {real}, then {tool} plan{options} --box {real}"
-    yield f"without the box, a rehearsal of it on this machine: {tool} matrix{options} --boots 3"
+    yield from ("next:", f"  {tool} doctor{options} --box {real}", f"  {tool} plan{options} --box {real}")
+    yield from ("without the box, a rehearsal of it on this machine:", f"  {tool} matrix{options} --boots 3")
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_what_speaks_against_it_is_said(judged, words):
     [
         (
             verdicts(answer="REJECTED", winner="no-spec"),
-            r"spec-1 is REJECTED in gwen: spec-1 is REJECTED\.[\s\S]*--force",
+            r"spec-1 is REJECTED in gwen: REJECTED\.[\s\S]*--force",
         ),
         (verdicts(name="other"), r"no boot that counts in gwen[\s\S]*boot it first; --force"),
     ],

@@ -17,7 +17,7 @@ from orchestrator.advice import boot_warning
 from orchestrator.ledger import to_line
 from orchestrator.live import LiveListener
 from orchestrator.matrix import load_matrix
-from orchestrator.progress import JsonLines, PlainListener, QuietListener
+from orchestrator.progress import JsonLines, PlainListener, QuietListener, folded
 from orchestrator.records import (
     Answer,
     BootEnded,
@@ -330,6 +330,16 @@ def test_what_is_said_is_wrapped_at_words_and_a_path_or_command_is_never_cut(wid
     assert any(f"`{command}`" in line for line in lines)
     assert all(len(line) <= width for line in lines if command not in line)
     assert all(len(line) > 4 for line in lines)
+
+
+def test_a_log_gets_whole_lines_and_a_number_stays_with_its_sign():
+    text = "a slow mode on up to 63 % of boots would still be unseen"
+    assert folded(text, None) == text
+    assert folded(f"  {text}", 24).splitlines() == [
+        "  a slow mode on up to",
+        "    63 % of boots would",
+        "    still be unseen",
+    ]
 
 
 def test_a_ctrl_c_that_the_terminal_echoes_fits_behind_the_last_line(live):

@@ -89,6 +89,21 @@ def test_one_boot_a_side_gives_a_ratio_without_an_interval():
     assert math.exp(found.rows[0].ratio.value) == pytest.approx(2.0)
     assert found.rows[0].ratio.interval is None
     assert "two boots on each side" in sentence(found)
+    assert render(found).splitlines()[1].split() == ["at", "1", "100.0", "50.0", "2.00×", "too", "few", "boots"]
+
+
+def test_a_comparison_fits_into_80_columns_and_says_neither_name_nor_verdict_twice():
+    def near(times):
+        return [{1: times * at_one, 8: times * at_one * 6} for at_one in (49.5, 50.0, 50.5)]
+
+    ((a, b),) = pair("spec-1,no-spec", made(**{"spec-1": near(1.5), "no-spec": near(1.0)}))
+    lines = render(compare(a, b)).splitlines()
+    assert lines[0].split() == ["spec-1", "no-spec", "ratio", "its", "95", "%"]
+    assert lines[2].split()[:3] == ["at", "8", "450.0"]
+    assert max(map(len, lines[:3])) <= 80
+    assert "ratio: spec-1 / no-spec" in lines[3]
+    assert lines[5].startswith("spec-1, WINNER: wins provisionally with 183.7 tok/s (")
+    assert lines[6].startswith("no-spec, DOMINATED: 122.5 tok/s (")
 
 
 def test_a_level_that_only_one_side_has_is_no_ratio():
@@ -153,6 +168,6 @@ def test_a_whole_experiment_side_by_side():
     ((a, b),) = pair("spec-1,spec-8", current)
     text = render(compare(a, b))
     assert text.startswith("REHEARSAL")
-    assert "spec-8: REJECTED" in text
+    assert "spec-8, REJECTED" in text
     assert "spec-8 does not reproduce" in text
     assert current.verdicts == verdict.judge(whole.series)

@@ -154,8 +154,11 @@ def test_the_command_writes_once_and_says_what_is_next(tmp_path, capsys):
     assert said.splitlines() == [
         f"{path}: 5 variants, from vllm-qwen.service",
         f"fill in: `host:` of box `real` in {path}, an alias of your ssh config; look at its `unit:` and `port:`",
-        f"next: invoke doctor --matrix {path} --box real, then invoke plan --matrix {path} --box real",
-        f"without the box, a rehearsal of it on this machine: invoke matrix --matrix {path} --boots 3",
+        "next:",
+        f"  invoke doctor --matrix {path} --box real",
+        f"  invoke plan --matrix {path} --box real",
+        "without the box, a rehearsal of it on this machine:",
+        f"  invoke matrix --matrix {path} --boots 3",
     ]
     with pytest.raises(SystemExit) as again:
         commands.init(Context(), **words)

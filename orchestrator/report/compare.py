@@ -270,14 +270,14 @@ def sentence(found: Comparison) -> str:
 def render(found: Comparison) -> str:
     """The whole as text for a terminal, a log or a comment."""
     a, b = found.a, found.b
-    rows = [("", a.label, b.label, f"{a.label} / {b.label}", "95 %")]
+    rows = [("", a.label, b.label, "ratio", "its 95 %")]
     rows += [
         (
             f"at {row.level}" + ("" if row.cache == "cold" else f" {row.cache}"),
             _cell(row.a),
             _cell(row.b),
             "–" if row.ratio.value is None else times(row.ratio.value),
-            row.ratio.why if row.ratio.interval is None else _interval(row.ratio.interval),
+            _interval(row.ratio),
         )
         for row in found.rows
     ]
@@ -286,9 +286,9 @@ def render(found: Comparison) -> str:
     lines = [
         *([f"{words.REHEARSAL}: {words.REHEARSAL_SENTENCE}"] if a.experiment.verdicts.rehearsal else []),
         *table,
-        "tok/s, geometric mean over boots; each interval is 95 % by itself",
+        f"tok/s, geometric mean over boots; ratio: {a.label} / {b.label}; each interval is 95 % by itself",
         "",
-        *(f"{side.label}: {side.variant.verdict}{_reasons(side)}. {side.variant.sentence}" for side in (a, b)),
+        *(f"{side.label}, {side.variant.verdict}{_reasons(side)}: {side.variant.why}" for side in (a, b)),
         *(f"NOTE {note}" for note in found.notes),
         "",
         sentence(found),
@@ -300,8 +300,10 @@ def _reasons(side: Side) -> str:
     return f" ({listed(side.variant.reasons)})" if side.variant.reasons else ""
 
 
-def _interval(logs: tuple[float, float]) -> str:
-    return f"{times(logs[0])} to {times(logs[1])}"
+def _interval(ratio: Ratio) -> str:
+    if ratio.interval is None:
+        return ratio.why if ratio.value is None else "too few boots"
+    return f"{times(ratio.interval[0])} to {times(ratio.interval[1])}"
 
 
 def _cell(cell: CellVerdict | None) -> str:

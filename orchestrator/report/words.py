@@ -119,9 +119,8 @@ def answer(variant: VariantVerdict) -> str:
 
 
 def why(variant: VariantVerdict) -> str:
-    """A variant's sentence beside its name and verdict, which it does not say again."""
-    said = clean(variant.sentence).removeprefix(f"{clean(variant.name)} ")
-    return said.removeprefix(f"is {variant.verdict.lower()}: ").removeprefix("is ")
+    """A variant's sentence beside its name and verdict, harmless."""
+    return clean(variant.why)
 
 
 def beside(variant: VariantVerdict) -> str:
