@@ -375,9 +375,9 @@ def _campaign(design: Design, site: Site, listener: Listener, options: Options, 
         reason = interrupts.reason or "interrupted"
         raise Interrupted(
             f"{reason}; {'production is restored' if site.has_production else 'nothing of ours runs any more'}, "
-            f"{left} boots are left",
+            f"{'1 boot is' if left == 1 else f'{left} boots are'} left",
             exit_code=interrupts.exit_code,
-            hint="the same command goes on",
+            hint="the same command, without --new, goes on" if options.new else "the same command goes on",
         )
     return Ended(ended.outcome, design.folder, boots_left=left)
 

@@ -24,6 +24,7 @@ from orchestrator.records import (
     CampaignStarted,
     StepEnded,
     StepName,
+    VariantVerdict,
     Verdicts,
 )
 
@@ -233,7 +234,7 @@ def buys(found: Forecast, budget_s: float, *, longest_s: float = 0.0) -> Bought:
 def undecided(
     variants: Sequence[str], boots: Sequence[PlannedBoot], records: Iterable[AnyRecord], verdicts: Verdicts | None
 ) -> tuple[str, ...]:
-    """Which variants these boots, with those that have ended, would leave undecided, and why.
+    """Which variants these boots, with those that have ended, would leave undecided, and why; each reason once.
 
     Args:
         variants: Those of the plan.
@@ -244,19 +245,24 @@ def undecided(
     ended = Counter(r.variant for r in records if isinstance(r, BootEnded) and r.boot_outcome in COUNTED)
     coming = Counter(boot.variant for boot in boots)
     judged = {} if verdicts is None else {one.name: one for one in verdicts.variants}
-    told = []
+    told: dict[str, list[str]] = {}
     for name in variants:
-        own, n = judged.get(name), ended[name] + coming[name]
-        if own is not None and own.verdict == "REJECTED":
-            continue
-        if n < 2:
-            told.append(f"{name}: {'no boot' if n == 0 else 'one boot'} decides nothing")
-        elif n < stats.MIN_VOUCH:
-            told.append(f"{name}: {n} boots can refute it, {stats.MIN_VOUCH} are needed to vouch for it")
-        elif own is not None:
-            more = [cell.more_boots for cell in own.cells if cell.reproducibility == "UNDECIDED"]
-            if any(each is None for each in more):
-                told.append(f"{name}: some of its cells no known number of boots would settle")
-            elif (most := max((each for each in more if each is not None), default=0)) > coming[name]:
-                told.append(f"{name}: it would take {most} more boots, if its spread stays")
-    return tuple(told)
+        why = _undecided(judged.get(name), ended[name] + coming[name], coming[name])
+        if why is not None:
+            told.setdefault(why, []).append(name)
+    return tuple(f"{', '.join(names)}: {why}" for why, names in told.items())
+
+
+def _undecided(own: VariantVerdict | None, boots: int, coming: int) -> str | None:
+    """Why a variant is undecided after so many boots, of which some are to come; None where it is decided."""
+    if own is not None and own.verdict == "REJECTED":
+        return None
+    if boots < 2:
+        return f"{'no boot' if boots == 0 else 'one boot'} decides nothing"
+    if boots < stats.MIN_VOUCH:
+        return f"{boots} boots can refute it, {stats.MIN_VOUCH} are needed to vouch for it"
+    more = [] if own is None else [cell.more_boots for cell in own.cells if cell.reproducibility == "UNDECIDED"]
+    if any(each is None for each in more):
+        return "some of its cells no known number of boots would settle"
+    most = max((each for each in more if each is not None), default=0)
+    return f"it would take {most} more boots, if its spread stays" if most > coming else None

@@ -121,7 +121,7 @@ def _commands(design: Design, site: Site) -> str:
     """Each variant's command, and those of each step of its boots."""
     parts = []
     for name, launch in _wanted(design, site).items():
-        lines = [f"{name}: {_difference(design, site, name)}", f"  {' '.join(redact_argv(launch.argv))}"]
+        lines = [f"{name}: {_difference(design, site, name)}", f"  {shlex.join(redact_argv(launch.argv))}"]
         parts.append("\n".join([*lines, *_step_lines(design, site, launch)]))
     return "\n\n".join(parts)
 
@@ -136,7 +136,7 @@ def _changes(design: Design, site: Site) -> str:
     return "\n".join(
         [
             "production's command:",
-            f"  {' '.join(redact_argv(site.unit.argv))}",
+            f"  {shlex.join(redact_argv(site.unit.argv))}",
             "",
             "what each variant changes in it:",
             *(f"  {name:<{width}}  {_difference(design, site, name)}" for name in wanted),

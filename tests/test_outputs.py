@@ -94,7 +94,7 @@ def test_quiet_says_warnings_and_the_end_and_a_failing_command_is_one_of_them(pl
 
 def test_an_interrupted_campaign_tells_the_command_that_it_was(place, tmp_path):
     process = subprocess.Popen(
-        (*INVOKE, "--boots", "1", "--only", "spec-1", "--json-lines", "--quiet", *place()),
+        (*INVOKE, "--boots", "1", "--only", "spec-1", "--new", "--json-lines", "--quiet", *place()),
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -116,7 +116,8 @@ def test_an_interrupted_campaign_tells_the_command_that_it_was(place, tmp_path):
     assert json.loads(rest.splitlines()[-1])["outcome"] == "interrupted"
     said = told(tmp_path)
     assert (said["COLDBOOT_OUTCOME"], said["COLDBOOT_EXIT_CODE"]) == ("interrupted", "130")
-    assert "1 boots are left" in said["COLDBOOT_WHY"]
+    assert "1 boot is left" in said["COLDBOOT_WHY"]
+    assert "→ the same command, without --new, goes on" in errors  # with it, it would begin afresh
 
 
 def test_a_campaign_that_has_nothing_to_do_runs_no_command_and_leaves_standard_output_empty(place, tmp_path):

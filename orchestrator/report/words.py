@@ -120,7 +120,7 @@ def answer(variant: VariantVerdict) -> str:
 
 def why(variant: VariantVerdict) -> str:
     """A variant's sentence beside its name and verdict, harmless."""
-    return clean(variant.why)
+    return ABSENT if answer(variant) != variant.verdict else clean(variant.why)
 
 
 def beside(variant: VariantVerdict) -> str:
