@@ -274,7 +274,7 @@ def classify(
     if json:
         sys.stdout.buffer.write(orjson.dumps(said.value, option=orjson.OPT_APPEND_NEWLINE))
     else:
-        print(said.text)
+        show(said.text)
     return OK
 
 

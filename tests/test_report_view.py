@@ -85,6 +85,11 @@ def test_a_variant_without_a_boot_is_not_booted_yet():
     for text in (FORMATS["report.html"](view), FORMATS["report.md"](view), plain(told)):
         assert "not booted yet" in text
         assert "UNDECIDED" not in text.rpartition("</style>")[2]
+    # The verdict is wrapped first, so that in 60 columns neither a name nor a number is cut.
+    narrow = plain(told, 60).splitlines()
+    assert "…" not in "".join(narrow)
+    row = next(place for place, line in enumerate(narrow) if line.startswith("spec-8 "))
+    assert ("not booted" in narrow[row], narrow[row + 1].split()) == (True, ["yet"])
 
 
 def test_every_agreement_says_what_it_is_worth(view):
