@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,6 +97,48 @@ def test_quiet_says_warnings_and_the_end_and_a_failing_command_is_one_of_them(pl
     assert "REJECTED" in done.stdout
     assert "next:\n  invoke report --experiment gwen --out " in done.stdout
     assert told(tmp_path)["COLDBOOT_WINNER"] == ""
+
+
+def in_terminal(columns, *words, **more):
+    """What a command writes into a terminal of so many columns and 24 lines, and how it ends."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES")} | more
+    process = subprocess.Popen(
+        (*INVOKE, *words), cwd=ROOT, env=env | {"TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    written = bytearray()
+    try:
+        with suppress(OSError):  # how a terminal ends whose other side is closed
+            while select.select([master], [], [], 60)[0]:
+                written += os.read(master, 65536)
+        return written.decode(), process.wait(timeout=60)
+    finally:
+        os.close(master)
+        process.kill()
+        process.wait()
+
+
+def test_in_60_columns_the_end_of_a_campaign_cuts_no_word_no_path_and_no_command(place, tmp_path):
+    words = (*place(), "--boots", "1", "--only", "spec-3")
+    written, status = in_terminal(60, *words, NO_COLOR="1")
+    assert status == 0, written
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", written)
+    end = written[written.rindex("gwen on rehearsal (REHEARSAL): complete after ") :]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in end.split("\r\n")]
+    assert "…" not in end
+    # The frame is above, the whole warning below it, its path in one piece on a line of its own.
+    warning = next(place for place, line in enumerate(lines) if line.startswith("WARNING b01-spec-3 died"))
+    journal = f"        {tmp_path}/out/gwen/boots/b01-spec-3/journal.jsonl"
+    assert warning < lines.index("        Journal:") == lines.index(journal) - 1
+    options = f" --out {tmp_path}/out"
+    commands = [line for line in lines if line.startswith("  invoke ")]
+    assert commands[0] == f"  invoke report --experiment gwen{options}"
+    assert f"  invoke report --experiment gwen{options} --explain spec-3" in commands
+    assert f"  {tmp_path}/out/gwen/report/report.html" in lines
+    whole = [line for line in lines if str(tmp_path) not in line and not line.startswith("  invoke ")]
+    assert max(map(len, whole)) <= 60
 
 
 def test_an_interrupted_campaign_tells_the_command_that_it_was(place, tmp_path):
