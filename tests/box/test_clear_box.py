@@ -98,13 +98,13 @@ class Stage:
         values["free_mib"] = free_mib
         (self.folder / "matrix.yaml").write_text(MATRIX.format(**values))
 
-    def argv(self, task: str, *words: str) -> tuple[str, ...]:
-        files = ("--matrix", str(self.folder / "matrix.yaml"), "--out", str(self.folder / "artifacts"))
+    def argv(self, task: str, *words: str, out: str = "artifacts") -> tuple[str, ...]:
+        files = ("--matrix", str(self.folder / "matrix.yaml"), "--out", str(self.folder / out))
         return (sys.executable, "-m", "invoke", task, *files, *words)
 
-    def run(self, task: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, task: str, *words: str, out: str = "artifacts") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.argv(task, *words),
+            self.argv(task, *words, out=out),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -115,6 +115,12 @@ class Stage:
 
     def killed_at(self, place: str, boots: int = 1) -> None:
         """A campaign that is killed by SIGKILL when it has come to this step of its first boot."""
+        process = self.stands_at(place, boots)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+    def stands_at(self, place: str, boots: int = 1) -> subprocess.Popen[bytes]:
+        """A campaign that waits at this step of its first boot until it is let go."""
         (self.folder / "reached").unlink(missing_ok=True)
         process = subprocess.Popen(
             self.argv("matrix", "--boots", str(boots), "--yes"),
@@ -128,9 +134,11 @@ class Stage:
             reached = self.folder / "reached"
             await_true(lambda: reached.exists() or process.poll() is not None, 90, f"the place {place}")
             assert process.poll() is None
-        finally:
-            process.send_signal(signal.SIGKILL)
+        except BaseException:
+            process.kill()
             process.wait(10)
+            raise
+        return process
 
     def records(self) -> list[dict[str, object]]:
         lines = (self.folder / "artifacts" / "cleared" / "records.jsonl").read_text().splitlines()
@@ -222,6 +230,20 @@ def test_it_is_a_cell_of_its_own_beside_cold(stage):
     stage.all_is_back()
 
 
+def test_a_variant_that_dies_leaves_no_trace_in_them_and_the_next_boot_begins_empty(stage):
+    with (stage.folder / "matrix.yaml").open("a") as matrix:
+        matrix.write("  spec-3: {spec-tokens: 3}\n")
+    done = stage.run("matrix", "--boots", "2", "--yes")
+    assert done.returncode == 0, done.stderr[-4000:]
+    ended = [record for record in stage.records() if record["kind"] == "boot_ended"]
+    assert sorted((each["boot"], each["boot_outcome"]) for each in ended) == [
+        *(("b01-spec-1@clear", "completed"), ("b01-spec-3@clear", "crashed")),
+        *(("b02-spec-1@clear", "completed"), ("b02-spec-3@clear", "crashed")),
+    ]
+    assert {each["cache_proof"] for each in ended if each["boot_outcome"] == "completed"} == {"compiled"}
+    stage.all_is_back()
+
+
 @pytest.mark.parametrize("place", ["render", "trials"])
 def test_the_box_puts_them_back_by_itself_when_the_campaign_is_killed(stage, place):
     stage.write(dead_man_s=3)
@@ -255,6 +277,30 @@ def test_restore_by_hand_puts_them_back_and_a_second_time_changes_nothing(stage)
         done = stage.run("restore")
         assert done.returncode == 0, done.stderr
         stage.all_is_back()
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["told", "by force"])
+def test_a_restore_from_another_checkout_is_told_who_runs_and_by_force_the_caches_come_back_twice(stage, force):
+    process = stage.stands_at("trials")
+    try:
+        cleared = stage.caches()
+        assert cleared != stage.before
+        restored = stage.run("restore", *(("--break-lock",) if force else ()), out="another")
+        if force:
+            assert restored.returncode == 0, restored.stderr
+            assert serves()
+            assert stage.caches() == stage.before
+        else:
+            assert (restored.returncode, "cleared" in restored.stderr) == (3, True), restored.stderr
+            assert stage.caches() == cleared
+        (stage.folder / "go").touch()
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+    ended = [record["boot_outcome"] for record in stage.records() if record["kind"] == "boot_ended"]
+    assert ended == (["disturbed", "completed"] if force else ["completed"])
+    stage.all_is_back()
 
 
 def test_a_campaign_without_clear_gives_back_what_a_killed_one_with_it_has_set_aside(stage):

@@ -27,8 +27,8 @@ AT = Path("etc/systemd/system")
 class Helped(Stage):
     """The same with production as another user, and the helper installed by the script that a user runs."""
 
-    def argv(self, task: str, *words: str) -> tuple[str, ...]:
-        argv = super().argv(task, *words)
+    def argv(self, task: str, *words: str, out: str = "artifacts") -> tuple[str, ...]:
+        argv = super().argv(task, *words, out=out)
         return argv if task != "box-helper" else argv[: argv.index("--out")]
 
     def caches(self) -> list[str]:
