@@ -179,6 +179,7 @@ def test_what_another_user_of_the_service_has_to_put_back_is_left_to_that_user(s
 @pytest.mark.parametrize(
     "torn",
     [
+        "before the note is whole",
         "before the rename",
         "before the empty directory",
         "while it is put back: the empty one is away",
@@ -190,7 +191,7 @@ def test_a_power_cut_at_any_instant_is_put_right(stage, torn):
     aside, note = (stage.cache.with_name(f"vllm.coldboot-{word}") for word in ("aside", "note"))
     spent = stage.cache.with_name("vllm.coldboot-spent")
     stage.cache.rename(spent)
-    if torn == "before the rename":
+    if torn in ("before the rename", "before the note is whole"):
         aside.rename(stage.cache)
         subprocess.run(("rm", "-r", str(spent)), check=True)
     elif torn == "before the empty directory":
@@ -198,6 +199,8 @@ def test_a_power_cut_at_any_instant_is_put_right(stage, torn):
     elif "note" in torn:
         aside.rename(stage.cache)
     assert note.exists()
+    if torn == "before the note is whole":
+        note.rename(f"{note}.new")
     assert stage.put_back().returncode == 0
     assert everything(stage.home) == stage.before
 

@@ -76,7 +76,7 @@ _PUT_BACK = (
     + r"""
 put_back() {
   look "$1"
-  if [ ! -f "$note" ] && [ ! -d "$aside" ]; then gone "$spent"; return; fi
+  if [ ! -f "$note" ] && [ ! -d "$aside" ]; then rm -f -- "$note.new"; gone "$spent"; return; fi
   if [ -d "$aside" ]; then
     if [ -e "$d" ] || [ -L "$d" ]; then away || return 1; fi
     mv -T -- "$aside" "$d" || return 1
@@ -200,7 +200,7 @@ empty() {{
   fi
   read -r id </proc/sys/kernel/random/boot_id
   mkdir -p -- "$up" && printf '%s\n%s\n%s\n' "$there" "$id" "$first" >"$note.new" && sync -- "$note.new" &&
-    mv -T -- "$note.new" "$note" && sync -- "$up" || refuse "cannot write $note"
+    mv -T -- "$note.new" "$note" && sync -- "$up" || {{ rm -f -- "$note.new"; refuse "cannot write $note"; }}
   if [ "$there" = yes ] && [ ! -d "$aside" ]; then
     guarded
     mv -T -- "$d" "$aside" && sync -- "$up" || refuse "cannot set $d aside"
