@@ -53,7 +53,7 @@ def test_box(context: Context, args: str = "") -> None:
 def test_faults(
     context: Context, table: str | None = None, results: str = "artifacts/faults.jsonl", args: str = ""
 ) -> None:
-    """Every place of a campaign times every fault, on the real systemd box: more than an hour."""
+    """Every place of a campaign times every fault, on the real systemd box, for both kinds of caches: two hours."""
     Path(results).parent.mkdir(parents=True, exist_ok=True)
     told = {"COLDBOOT_FAULTS": str(Path(results).resolve())}
     ran = context.run(f"{_PYTHON} -m pytest tests/box/test_faults.py {args}", pty=False, warn=True, env=told)

@@ -2,7 +2,8 @@
 
 A cell is one place × one fault. It takes an experiment with one finished boot, asks for a second one, makes the
 campaign stand still at the place (`orchestrator.failpoints`), breaks something, lets go, and looks: the exit code,
-production, what is left on the box, and the ledger once the same command has gone on to the end.
+production, its own caches, what is left on the box, and the ledger once the same command has gone on to the end. Every
+place is walked with `cache: cold`, and again with `cache: clear` for the faults that can hurt what is set aside.
 
 As a program it turns the results of a run (JSON lines) into the table of docs/faults.md.
 """
@@ -31,6 +32,8 @@ ROOT = Path(__file__).parent.parent.parent
 UNIT = "vllm-faults.service"
 PORT = free_port()
 CACHES = "/var/cache/coldboot-faults"
+OWN = "/var/cache/own-faults"
+"""The small disk with production's own caches; it is held out here, so that a power cut leaves what is on it."""
 PLACES = (
     "armed",
     "clean_slate",
@@ -59,7 +62,7 @@ After=network.target
 Type=simple
 User=alex
 Group=alex
-Environment=COLDBOOT_REHEARSAL_TIME_SCALE=0.01
+Environment=COLDBOOT_REHEARSAL_TIME_SCALE=0.01 VLLM_CACHE_ROOT={OWN}/vllm CUDA_CACHE_PATH={OWN}/nv
 ExecStart={sys.executable} -m orchestrator.rehearsal \\
   --model /models/qwen --served-model-name qwen3-27b --tensor-parallel-size 2 \\
   --gpu-memory-utilization 0.97 --max-model-len 98304 --max-num-seqs 128 \\
@@ -86,9 +89,23 @@ boxes:
     deadlines: {{clean_slate_s: 15, ready_s: 20, first_request_s: 10, headroom_s: 10, sanity_s: 10, trial_s: 15,
                  stop_s: 5}}
 limits: {{free_disk_mib: 1}}
+cache: {cache}
 concurrency: [1, 2]
 variants:
   spec-1: {{}}
+"""
+# What no engine would think of: a link, two names of one file, an odd mode, an old time, an empty directory.
+ODD = f"""
+mkdir -p {OWN}/nv/empty && cd {OWN}/nv && echo kernel >index && ln index again && ln -s ../vllm link
+chmod 0604 index && touch -d '2020-02-02 02:02:02.123456789' index && chmod 2750 .
+"""
+# Everything that a cache is. Production itself writes its Triton kernels anew at each start, with the same contents.
+STATE = rf"""
+cd / && {{
+  find {OWN[1:]} home/alex/.cache -mindepth 1 -printf '%p %y %U:%G %m %n %T@ %s %l\n'
+  find {OWN[1:]} home/alex/.triton -type f -exec sha256sum {{}} +
+  find home/alex/.triton -printf '%p %y %U:%G %m\n'
+}} 2>/dev/null | grep -v -e home/alex/.cache/coldboot -e /filler | sort
 """
 
 
@@ -184,6 +201,7 @@ class World:
     folder: Path
     disk: Path
     before: tuple[str, ...]
+    cache: str = "cold"
     process: subprocess.Popen[bytes] | None = None
     said: list[str] = field(default_factory=list)
 
@@ -197,7 +215,7 @@ class World:
         config = self.box.ssh_config.read_text().replace(str(self.box.known_hosts), str(self.folder / "known_hosts"))
         config = config.replace(f"Port {self.box.port}", f"Port {self.wire.port}")
         (self.folder / "ssh_config").write_text(config)
-        values = {"ssh_config": self.folder / "ssh_config", "unit": UNIT, "caches": CACHES}
+        values = {"ssh_config": self.folder / "ssh_config", "unit": UNIT, "caches": CACHES, "cache": self.cache}
         text = MATRIX.format(**values, dead_man_s=dead_man_s, reconnect_s=reconnect_s)
         (self.folder / "matrix.yaml").write_text(text)
 
@@ -245,12 +263,17 @@ class World:
         shown = self.box.sh(("cat", f"/proc/{pid}/cmdline"), check=False).stdout
         return tuple(shown.rstrip("\0").split("\0"))
 
+    def caches(self) -> list[str]:
+        """Production's own caches: names, contents, owners, modes, times."""
+        return self.box.sh(("sh", "-c", STATE), check=False).stdout.splitlines()
+
     def production_is_back(self, seconds: float) -> None:
         await_true(lambda: self.serves() and self.effective() == self.before, seconds, "production")
 
     def left(self) -> list[str]:
-        """What of us is on the box: files below /run, timers, cold caches, processes of the tool."""
+        """What of us is on the box: files below /run, timers, cold caches, what is set aside, processes of the tool."""
         script = (
+            f"find /etc/systemd /home/alex {OWN} -name 'coldboot-caches-*' -o -name '*.coldboot-*' 2>/dev/null;"
             "find /run -name '*coldboot*' ! -path '/run/systemd/units/*' 2>/dev/null;"
             " systemctl list-timers --all --no-legend '*coldboot*';"
             f" find {CACHES} -mindepth 2 2>/dev/null"
@@ -276,8 +299,9 @@ class World:
         begun = [r["boot"] for r in records if r["kind"] == "boot_started"]
         assert sorted(begun) == sorted(names), f"began {begun}, ended {names}"
         counted = [name for name, outcome in ended if outcome in ("completed", "crashed", "not_ready")]
-        assert ended[0] == ("b01-spec-1", "completed")
-        assert [str(name).partition(".")[0] for name in counted] == ["b01-spec-1", "b02-spec-1"], f"counted {counted}"
+        planned = [f"b{number:02}-spec-1{'@clear' if self.cache == 'clear' else ''}" for number in (1, 2)]
+        assert ended[0] == (planned[0], "completed")
+        assert [str(name).partition(".")[0] for name in counted] == planned, f"counted {counted}"
         assert all(outcome == "completed" for name, outcome in ended if name in counted), f"blamed: {ended}"
         assert records[-1]["kind"] == "campaign_ended"
         assert records[-1]["restored"] is True
@@ -306,6 +330,12 @@ class Fault:
     alone_s: float | None = None
     at_once: bool = False
     """The same command follows at once, before anything had time to restore."""
+    clear: bool = False
+    """It is walked with `cache: clear` too."""
+
+    def walked(self, cache: str) -> tuple[str, ...]:
+        """The places at which it is injected."""
+        return self.places if cache == "cold" or self.clear else ()
 
 
 def _always(*codes: int) -> Callable[[str], tuple[int, ...]]:
@@ -342,7 +372,11 @@ def _fill_ours(world: World) -> None:
 
 
 def _fill_box(world: World) -> None:
-    world.box.sh(("sh", "-c", f"cat /dev/zero >{CACHES}/filler"), check=False)
+    world.box.sh(("sh", "-c", f"cat /dev/zero >{_filler(world)}"), check=False)
+
+
+def _filler(world: World) -> str:
+    return f"{OWN if world.cache == 'clear' else CACHES}/filler"
 
 
 def _units_processes(world: World) -> list[int]:
@@ -371,10 +405,15 @@ def _reboot(*, cut: bool) -> Callable[[World], None]:
 
 FAULTS = (
     Fault("kill -9", _signal(signal.SIGKILL), _always(-9), at_once=True),
-    Fault("kill -9, dead man", _signal(signal.SIGKILL), _always(-9), dead_man_s=3, alone_s=45),
+    Fault("kill -9, dead man", _signal(signal.SIGKILL), _always(-9), dead_man_s=3, alone_s=45, clear=True),
     Fault("kill -9, torn ledger", _torn, _always(-9), at_once=True),
     # While the last boot is stopped everything is measured: what is left to do is done, and the plan is complete.
-    Fault("SIGTERM", _signal(signal.SIGTERM), lambda place: (0,) if place in (*BOOTS_DONE, "stop") else (143,)),
+    Fault(
+        "SIGTERM",
+        _signal(signal.SIGTERM),
+        lambda place: (0,) if place in (*BOOTS_DONE, "stop") else (143,),
+        clear=True,
+    ),
     Fault("ssh lost for 1 s", lambda world: world.wire.cut(), _always(0), after=_mend_after(1)),
     Fault("ssh lost for 30 s", lambda world: world.wire.cut(), _always(0), after=_mend_after(30)),
     Fault("ssh stalls for 40 s", lambda world: world.wire.stall(), _always(0), after=_mend_after(40)),
@@ -386,21 +425,24 @@ FAULTS = (
         dead_man_s=5,
         reconnect_s=3,
         alone_s=60,
+        clear=True,
     ),
-    Fault("power cut of the box", _reboot(cut=True), _always(0)),
-    Fault("reboot of the box", _reboot(cut=False), _always(0)),
+    Fault("power cut of the box", _reboot(cut=True), _always(0), clear=True),
+    Fault("reboot of the box", _reboot(cut=False), _always(0), clear=True),
     Fault(
         "our disk is full",
         _fill_ours,
         # The campaign's last few records may still fit into what its file has of its last page.
         lambda place: (0, 4) if place in (*BOOTS_DONE, "stop") else (4,),
         heal=lambda world: (world.disk / "filler").unlink(),
+        clear=True,
     ),
     Fault(
         "the box's disk is full",
         _fill_box,
         _always(0, 3),
-        heal=lambda world: world.box.sh(("rm", "-f", f"{CACHES}/filler")) and None,
+        heal=lambda world: world.box.sh(("rm", "-f", _filler(world))) and None,
+        clear=True,
     ),
     Fault(
         "stopped by somebody",
@@ -416,6 +458,7 @@ FAULTS = (
 def run_cell(world: World, place: str, fault: Fault) -> str:
     """One cell; returns how it went, raises AssertionError for what must not be."""
     world.write(dead_man_s=fault.dead_man_s, reconnect_s=fault.reconnect_s)
+    own = world.caches()
     world.start(2, failpoint=place)
     reached = world.folder / "reached"
     await_true(lambda: reached.exists() or world.process.poll() is not None, 90, f"the place {place}")
@@ -430,6 +473,8 @@ def run_cell(world: World, place: str, fault: Fault) -> str:
         await_true(lambda: not any("/run/" in line for line in world.left()), 20, "our end on the box")
     elif not fault.at_once:
         world.production_is_back(1 if code == 0 else 30)
+    if not fault.at_once:
+        _caches_are(world, own)
     fault.heal(world)
     world.start(2)
     again = world.wait()
@@ -437,8 +482,14 @@ def run_cell(world: World, place: str, fault: Fault) -> str:
     world.production_is_back(1)
     left = world.left()
     assert left == [], f"left on the box: {left}"
+    _caches_are(world, own)
     assert world.process.poll() == 0
     return f"{_word(code)}; boots: {world.ledger_is_right()}"
+
+
+def _caches_are(world: World, own: list[str]) -> None:
+    now = world.caches()
+    assert now == own, f"production's own caches: {sorted(set(own) ^ set(now))[:6]}"
 
 
 def _word(code: int) -> str:
@@ -446,8 +497,23 @@ def _word(code: int) -> str:
 
 
 @contextlib.contextmanager
+def own_disk(box: Box) -> Iterator[None]:
+    """The disk with production's own caches; the box sees it from its next start on."""
+    folder = box.root / OWN[1:]
+    folder.mkdir(parents=True, exist_ok=True)
+    options = "size=8m,mode=0755,uid=1000,gid=1000"
+    subprocess.run(("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)), check=True)
+    try:
+        box.reboot()
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", str(folder)), check=True)
+        box.reboot()
+
+
+@contextlib.contextmanager
 def production(box: Box) -> Iterator[None]:
-    """The unit and its small disk for caches, put there anew after each reboot."""
+    """The unit with filled caches, and a small disk for cold ones, put there anew after each reboot."""
     unit = box.root / "etc/systemd/system"
     # The caches' disk is a unit of the box, so that it is there again after a reboot.
     mount = CACHES.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount"
@@ -456,8 +522,10 @@ def production(box: Box) -> Iterator[None]:
         "[Install]\nWantedBy=multi-user.target\n"
     )
     box.write_unit(UNIT, UNIT_TEXT)
+    box.sh(("runuser", "-u", "alex", "--", "sh", "-ec", ODD))
     box.sh(("systemctl", "enable", "--now", UNIT, mount))
     yield
+    box.sh(("rm", "-rf", "/home/alex/.triton"), check=False)
     box.sh(("systemctl", "disable", "--now", mount), check=False)
     box.sh(("systemctl", "disable", UNIT), check=False)
     box.remove_unit(UNIT)
@@ -487,29 +555,43 @@ What happens when the world breaks at each place of a campaign. Each cell is a t
 afterwards production serves again under the same effective command, the same `invoke matrix` goes on to the end, the
 finished boot is counted once, the boot that was hit is repeated or had ended, nothing of ours is left on the box, and
 the exit code is the one of the table. `–`: nothing runs there that could be hit.
-
 """
+CLEAR = """## `cache: clear`
+
+The same places with production's own caches set aside before each boot. Besides all of the above, after each cell
+production's own caches are back byte for byte: names, contents, owners, modes, links and times (of its Triton kernels,
+which it writes anew at each start, all but the times). Where the same command does not follow at once they are so
+already before it. Nothing set aside is left, and neither is the unit that puts back. The box's disk that is full is the
+one with these caches.
+"""
+Key = tuple[str, str, str]
+"""How the caches are, the place, and the fault."""
 
 
-def table(results: dict[tuple[str, str], str]) -> str:
+def page(results: dict[Key, str]) -> str:
     """The results as Markdown."""
-    names = [fault.name for fault in FAULTS]
-    lines = [PAGE.rstrip("\n"), "", "| fault | " + " | ".join(PLACES) + " |", "|---" * (len(PLACES) + 1) + "|"]
-    for fault in FAULTS:
-        cells = [results.get((place, fault.name), "not run" if place in fault.places else "–") for place in PLACES]
+    return "\n".join((PAGE, *table(results, "cold"), CLEAR, *table(results, "clear")))
+
+
+def table(results: dict[Key, str], cache: str) -> list[str]:
+    """The lines of one table, and how many cells are right."""
+    faults = [fault for fault in FAULTS if fault.walked(cache)]
+    lines = ["| fault | " + " | ".join(PLACES) + " |", "|---" * (len(PLACES) + 1) + "|"]
+    for fault in faults:
+        walked = fault.walked(cache)
+        cells = [results.get((cache, place, fault.name), "not run" if place in walked else "–") for place in PLACES]
         lines.append(f"| {fault.name} | " + " | ".join(cells) + " |")
-    ran = [key for key in results if key[1] in names]
-    bad = [key for key in ran if results[key].startswith("FAILED")]
-    every = sum(len(fault.places) for fault in FAULTS)
-    lines += ["", f"{len(ran)} of {every} cells were run, {len(ran) - len(bad)} of them are right.", ""]
-    return "\n".join(lines)
+    keys = [(cache, place, fault.name) for fault in faults for place in fault.walked(cache)]
+    ran = [results[key] for key in keys if key in results]
+    bad = [outcome for outcome in ran if outcome.startswith("FAILED")]
+    return [*lines, "", f"{len(ran)} of {len(keys)} cells were run, {len(ran) - len(bad)} of them are right.", ""]
 
 
-def read_results(path: Path) -> dict[tuple[str, str], str]:
+def read_results(path: Path) -> dict[Key, str]:
     """The last result of each cell."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(row["place"], row["fault"]): row["outcome"] for row in rows}
+    return {(row["cache"], row["place"], row["fault"]): row["outcome"] for row in rows}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(read_results(Path(sys.argv[1]))))
+    sys.stdout.write(page(read_results(Path(sys.argv[1]))))

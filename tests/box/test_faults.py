@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import faults
@@ -17,35 +19,41 @@ from orchestrator.box.sshconfig import hop
 from orchestrator.matrix import load_matrix
 
 QUICK = {
-    ("kill -9, dead man", "clean_slate"),
-    ("kill -9, torn ledger", "trials"),
-    ("ssh lost for 1 s", "trials"),
-    ("power cut of the box", "first_request"),
-    ("our disk is full", "sanity"),
-    ("stopped by somebody", "headroom"),
-    ("SIGSTOP of the engine", "first_request"),
+    ("cold", "kill -9, dead man", "clean_slate"),
+    ("cold", "kill -9, torn ledger", "trials"),
+    ("cold", "ssh lost for 1 s", "trials"),
+    ("cold", "power cut of the box", "first_request"),
+    ("cold", "our disk is full", "sanity"),
+    ("cold", "stopped by somebody", "headroom"),
+    ("cold", "SIGSTOP of the engine", "first_request"),
+    ("clear", "power cut of the box", "trials"),
 }
 CELLS = [
     pytest.param(
+        caches,
         place,
         fault,
-        id=f"{place}-{fault.name}",
-        marks=() if (fault.name, place) in QUICK else pytest.mark.faults,
+        id=f"{caches}-{place}-{fault.name}",
+        marks=() if (caches, fault.name, place) in QUICK else pytest.mark.faults,
     )
+    for caches in ("cold", "clear")
     for fault in FAULTS
     for place in PLACES
-    if place in fault.places
+    if place in fault.walked(caches)
 ]
 
 
 @pytest.fixture(scope="module")
 def stage(box, tmp_path_factory) -> Iterator[World]:
-    """The box with production and a way to it, and an experiment whose first boot is finished."""
+    """The box with production and a way to it."""
     folder = tmp_path_factory.mktemp("stage")
     wire = faults.Wire(box.port)
-    with faults.production(box):
+    with faults.own_disk(box), faults.production(box):
         world = World(box, wire, folder, folder, ())
-        faults.await_true(world.serves, 60, "production")
+        # From its third start on an engine writes nothing any more.
+        for _ in range(3):
+            box.sh(("systemctl", "restart", faults.UNIT))
+            faults.await_true(world.serves, 60, "production")
         world.before = world.effective()
         world.write()
         transport = SshTransport(hop(box.alias, config=box.ssh_config))
@@ -53,48 +61,64 @@ def stage(box, tmp_path_factory) -> Iterator[World]:
         service.describe()
         box.write_sudoers(service.sudo_lines())
         transport.close()
-        world.start(1)
-        assert world.wait() == 0, world.tail()
         yield world
     box.write_sudoers(())
     wire.close()
 
 
+@pytest.fixture(scope="module")
+def bake(stage: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
+    """An experiment whose first boot is finished, for a kind of caches; made once."""
+
+    @cache
+    def made(caches: str) -> World:
+        folder = tmp_path_factory.mktemp("baked")
+        world = replace(stage, folder=folder, disk=folder, cache=caches)
+        world.write()
+        world.start(1)
+        assert world.wait() == 0, world.tail()
+        return world
+
+    return made
+
+
 @pytest.fixture
-def world(stage: World, tmp_path: Path) -> Iterator[World]:
+def world(bake: Callable[[str], World], caches: str, tmp_path: Path) -> Iterator[World]:
+    baked = bake(caches)
     with faults.small_disk(tmp_path / "disk") as disk:
-        made = World(stage.box, stage.wire, tmp_path, disk, stage.before)
-        faults.copy_experiment(stage.out, made.out)
+        made = replace(baked, folder=tmp_path, disk=disk, process=None)
+        faults.copy_experiment(baked.out, made.out)
         yield made
         # What a failed cell left must not spoil the next one.
         if made.process is not None and made.process.poll() is None:
             made.process.kill()
             made.process.wait(10)
-        stage.wire.mend()
-        _clean(stage)
+        made.wire.mend()
+        _clean(made)
 
 
-def _clean(stage: World) -> None:
-    box = stage.box
-    box.sh(("rm", "-f", f"{faults.CACHES}/filler"), check=False)
-    if stage.left():
+def _clean(world: World) -> None:
+    box = world.box
+    box.sh(("rm", "-f", f"{faults.CACHES}/filler", f"{faults.OWN}/filler"), check=False)
+    if world.left():
         box.reboot(cut=True)
-        faults.await_true(stage.serves, 60, "production")
+        faults.await_true(world.serves, 60, "production")
 
 
-def note(place: str, fault: Fault, outcome: str) -> None:
+def note(world: World, place: str, fault: Fault, outcome: str) -> None:
     path = os.environ.get("COLDBOOT_FAULTS")
     if path:
+        row = {"cache": world.cache, "place": place, "fault": fault.name, "outcome": outcome}
         with Path(path).open("a") as file:
-            file.write(json.dumps({"place": place, "fault": fault.name, "outcome": outcome}) + "\n")
+            file.write(json.dumps(row) + "\n")
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(("place", "fault"), CELLS)
+@pytest.mark.parametrize(("caches", "place", "fault"), CELLS)
 def test_whatever_breaks_production_comes_back_and_nothing_is_lost(world, place, fault):
     try:
         outcome = faults.run_cell(world, place, fault)
     except AssertionError as error:
-        note(place, fault, "FAILED: " + str(error).splitlines()[0][:120])
+        note(world, place, fault, "FAILED: " + str(error).splitlines()[0][:120])
         raise
-    note(place, fault, outcome)
+    note(world, place, fault, outcome)
