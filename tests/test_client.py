@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -33,6 +34,7 @@ from orchestrator.client import (
 from orchestrator.errors import UsageError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ANSWERS = Path(__file__).parent / "data" / "answers"
 
 
 def chunk(text: str, finish: str | None = None, **more: object) -> dict:
@@ -381,6 +383,21 @@ def test_answers_that_are_none(raw, kind, detail):
     (answer,) = ask(answering(raw, close=True))
     assert (answer.kind, detail in answer.detail) == (kind, True), answer.error
     assert answer.ended_at >= answer.sent_at > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "detail", "chunks", "tokens"),
+    [
+        ("engine_killed.stream", "error_chunk", "EngineCore encountered an issue.", 31, None),
+        ("engine_killed.whole", "http_500", "EngineCore encountered an issue.", 0, None),
+        ("asked_to_stop.stream", "abort", "by finish_reason", 45, 124),
+        ("asked_to_stop.whole", "abort", "by finish_reason", 1, 128),
+    ],
+)
+def test_how_a_real_vllm_on_an_h200_ends_what_is_in_flight(name, kind, detail, chunks, tokens):
+    (answer,) = ask(answering((ANSWERS / f"{name}.http").read_bytes(), close=True), stream=name.endswith("stream"))
+    assert (answer.kind, len(answer.chunk_at), answer.completion_tokens) == (kind, chunks, tokens)
+    assert answer.detail.startswith(detail)
 
 
 def test_a_stream_without_length_ends_with_its_connection():
