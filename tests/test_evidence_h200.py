@@ -1,5 +1,6 @@
 """The ledger of a real campaign (one H200, vLLM 0.26.0) is still read, and still says what its page says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,12 @@ def test_three_drafts_win_and_the_full_card_is_rejected_for_dying_in_every_cold_
     assert said["spec-3-full-card"] == ("REJECTED", ("cold_boot_fatal",))
 
 
-def test_the_client_counts_what_the_server_counts_within_a_thousandth_and_the_log_line_within_a_hundredth():
+def test_the_client_counts_what_the_server_counts_within_a_thousandth_and_the_log_line_within_12():
     assert len(TRIALS) == 8
     for trial in TRIALS:
         counter = trial.tokens_per_s
         assert trial.rulers.usage == pytest.approx(counter, rel=0.001)
-        assert trial.rulers.logger == pytest.approx(counter, rel=0.01)
+        assert trial.rulers.logger == pytest.approx(counter, rel=0.012)
         assert trial.rulers.chunks < 0.54 * counter
 
 
@@ -83,23 +84,27 @@ def test_where_each_start_went_is_told_from_its_first_second_on():
     timelines = [record.answer.timeline for record in RECORDS if isinstance(record, JournalAnswered)]
     assert len(timelines) == 6
     # The first boot's imports and its look at the model were not yet in the page cache.
-    assert [round(one.imports_s) for one in timelines] == [21, 9, 12, 10, 9, 9]
+    assert [round(one.imports_s) for one in timelines] == [28, 12, 13, 12, 12, 13]
     for one in (one for one in timelines if one.ready_s is not None):
         told = (one.imports_s, one.config_s, one.weights_s, one.compile_s, one.graph_capture_s, one.warmup_s)
         assert 0.9 < sum(told) / one.ready_s < 1.0
 
 
-def test_each_window_tells_what_the_gpu_did_and_nothing_held_its_clock_down():
+def test_each_window_tells_what_the_gpu_did_and_that_it_met_its_power_limit_for_one_sample_in_one_of_eight():
+    held = {}
     for trial in TRIALS:
         (gpu,) = trial.gpu
         assert gpu.samples == pytest.approx(2 * trial.window_s, abs=1)
-        assert (gpu.sm_clock_min_mhz, gpu.memory_clock_mhz, gpu.throttle) == (1980, 3201, {})
-        assert 398 < gpu.power_mean_w < 456 < gpu.power_limit_w
-        assert 88 < gpu.utilisation_mean_percent <= 100
+        assert (gpu.sm_clock_min_mhz, gpu.memory_clock_mhz) == (1965 if gpu.throttle else 1980, 3201)
+        assert 402 < gpu.power_mean_w < 454 < gpu.power_limit_w
+        assert 83 < gpu.utilisation_mean_percent <= 100
+        held |= {(trial.boot, trial.concurrency): gpu.throttle} if gpu.throttle else {}
+    assert held == {("b01-spec-3", 8): {"sw_power_cap": 0.0526}}
+    assert all(trial.valid for trial in TRIALS)
     series = series_from_records(RECORDS)
     section = build_view(RECORDS, series, judge(series)).section("gpus")
-    assert "Nothing held a clock down in any of 8 windows." in section.sentences
-    assert section.tables[0].rows[1][:5] == ("spec-1", "8", "0", "2", "91 %")
+    assert any("Something held a clock down in 1 of 8 windows" in sentence for sentence in section.sentences)
+    assert section.tables[0].rows[1][:5] == ("spec-1", "8", "0", "2", "92 %")
 
 
 def test_at_one_stream_half_of_the_bandwidth_wall_is_reached_and_at_eight_less():
@@ -108,11 +113,39 @@ def test_at_one_stream_half_of_the_bandwidth_wall_is_reached_and_at_eight_less()
     shares = {row[:2]: row[-1] for row in rows}
     # 4800 GB/s ÷ 12.35 GiB = 362.0 steps a second.
     assert {row[3] for row in rows} == {"362.0"}
-    assert (shares["spec-3", "1"], shares["spec-1", "1"], shares["spec-3", "8"]) == ("47 %", "53 %", "38 %")
+    assert (shares["spec-3", "1"], shares["spec-1", "1"], shares["spec-3", "8"]) == ("47 %", "54 %", "35 % to 37 %")
 
 
-def ends(name):
-    return parse((FOLDER / "deaths" / f"{name}.records.jsonl").read_bytes()).records
+def test_each_test_that_stands_in_for_hardware_is_where_the_page_says():
+    tests = FOLDER.parents[2] / "tests"
+    page = (FOLDER / "README.md").read_text(encoding="utf-8").partition("## What no hardware has shown")[2]
+    named = re.findall(r"`(test_\w+)\.py`(?: \(`(test_\w+)`\))?", page)
+    assert sum(bool(test) for _, test in named) == 9
+    for file, test in named:
+        (path,) = tests.rglob(f"{file}.py")
+        assert f"def {test}" in path.read_text(encoding="utf-8"), test
+
+
+def ends(name, folder="deaths"):
+    return parse((FOLDER / folder / f"{name}.records.jsonl").read_bytes()).records
+
+
+def test_at_64_streams_the_clients_tokens_are_the_servers_to_the_token():
+    trials = {one.concurrency: one for one in ends("h200-wide", "wide") if isinstance(one, TrialEnded)}
+    assert {streams: (one.client_tokens, one.whole.generation_tokens) for streams, one in trials.items()} == {
+        32: (107264, 107264),
+        64: (180992, 180992),
+    }
+    assert [round(trials[streams].tokens_per_s) for streams in (32, 64)] == [6910, 11189]
+    assert all(one.valid and one.rulers.usage == pytest.approx(one.tokens_per_s, rel=0.0012) for one in trials.values())
+
+
+def test_streams_that_a_killed_server_cuts_are_counted_and_those_of_a_killed_engine_end_with_the_journals_word():
+    trials = {one.variant: one for one in ends("h200-ends") if isinstance(one, TrialEnded)}
+    assert trials["main-killed"].errors == {"cut_stream": 8, "connection_refused": 8}
+    killed = trials["engine-killed"]
+    assert (killed.requests_sent, killed.requests_ok, killed.errors) == (40, 32, {})
+    assert killed.invalid_reasons == ("cancelled: the journal says EngineFatal",)
 
 
 def test_what_is_killed_is_a_crash_and_what_somebody_suspended_is_disturbed_and_booted_again():
