@@ -420,7 +420,10 @@ def announcement(design: Design, site: Site) -> str:
     """What a campaign will do to a production service, said before it is done."""
     launch = next(iter(site.launches.values()))
     boots, away = len(design.todo()), hours(expected(design).seconds)
-    planned = f"  {boots} boots of {len(site.launches)} variants, about {away}"
+    variants = len(site.launches)
+    planned = (
+        f"  {boots} boot{'' if boots == 1 else 's'} of {variants} variant{'' if variants == 1 else 's'}, about {away}"
+    )
     listens = f"the engine listens on 127.0.0.1:{launch.port} meanwhile."
     actions = (f"  {action.text}" for action in site.service.install_actions(launch))
     if not site.has_production:

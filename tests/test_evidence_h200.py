@@ -181,3 +181,11 @@ def test_who_is_asked_on_a_box_without_a_service_manager_is_not_told_of_a_servic
     assert first == "h200 has no service that is taken down: the engine runs as a plain process."
     assert second.startswith("  6 boots of 3 variants, about ")
     assert "downtime" not in text
+
+
+def test_one_boot_of_one_variant_is_announced_in_the_singular(tmp_path):
+    design = prepare(Options(matrix=FOLDER / "wide" / "h200-wide.yaml", out=tmp_path))
+    transport = connect(design.box)
+    lines = announcement(design, survey(design, transport)).splitlines()
+    transport.close()
+    assert lines[1].startswith("  1 boot of 1 variant, about ")
