@@ -114,8 +114,11 @@ def _ruler_sentence(name: str, ratios: Sequence[float]) -> str:
         span = f"{min(ratios) - 1:+.0%} to {max(ratios) - 1:+.0%}".replace("%", " %")
         return f"{subject} agrees with the counter in the median; single trials are off by {span} ({over})."
     direction = "less" if middle < 1 else "more"
-    span = f"× {min(ratios):.2f} to × {max(ratios):.2f}"
-    return f"{subject} would have said {abs(middle - 1) * 100:.0f} % {direction} than the counter ({span}, {over})."
+    # A ruler that saw next to nothing: 99.8 % less is not 100, and × 0.002 is not 0.
+    percents, times = (1, 3) if middle < 0.01 else (0, 2)
+    span = f"× {min(ratios):.{times}f} to × {max(ratios):.{times}f}"
+    off = f"{abs(middle - 1) * 100:.{percents}f} %"
+    return f"{subject} would have said {off} {direction} than the counter ({span}, {over})."
 
 
 def _drafted_and_accepted(good: Trials) -> Iterator[str]:
