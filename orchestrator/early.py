@@ -1,7 +1,7 @@
-"""Signals in the seconds before the first command runs, while its modules are loaded.
+"""Signals outside of a campaign: while modules are loaded, and while a command runs that takes none itself.
 
-Nothing has begun yet, so the process ends at once, with the exit code and the line that it promises. Imports nothing of
-ours.
+Before the first command nothing has begun, so the process ends at once, with the exit code and the line that it
+promises. A command that runs is ended by an exception, so that it takes away what it started. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ _PROGRAMS = ("invoke", "inv", "coldboot")
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP while a command runs; its text is the signal's name."""
+
+
 def _end(number: int, _frame: FrameType | None) -> None:
     os.write(2, b"coldboot: interrupted before anything was begun; nothing was changed\n")
     os._exit(_CODES[signal.Signals(number)])
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise Terminated(signal.Signals(number).name)
 
 
 def is_program(argv0: str) -> bool:
@@ -34,7 +42,7 @@ def until_begun() -> None:
 
 
 def begun() -> None:
-    """A command runs now: what a signal means is its own affair."""
+    """A command runs now: each signal is an exception in it, `KeyboardInterrupt` or `Terminated`."""
     for number in _CODES:
         if signal.getsignal(number) is _end:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _stop)

@@ -20,11 +20,18 @@ from rich.console import Console
 
 from orchestrator import early
 from orchestrator.closing import spoken
-from orchestrator.errors import INTERRUPTED, OK, USAGE, ColdbootError
+from orchestrator.errors import INTERRUPTED, OK, TERMINATED, USAGE, ColdbootError
 from orchestrator.later import load_for
 from orchestrator.progress import folded
 from orchestrator.redact import redact_text
 
+_NO_CAMPAIGN = "no campaign was under way; what is recorded stays"
+_STOPPED = {
+    "matrix": _NO_CAMPAIGN,  # before it, or after it, while `on_end` runs
+    "aa": _NO_CAMPAIGN,
+    "report": "each of its files is whole, and may be the one of before",
+    "restore": "it may be half done: run it again",
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -53,6 +60,14 @@ def _bug(name: str, error: Exception, code: int) -> int:
     where = _keep_traceback(name)
     say(f"coldboot {name}: unexpected {type(error).__name__}: {redact_text(str(error))}; details in {where}")
     return code
+
+
+def _stopped(name: str, stop: KeyboardInterrupt) -> int:
+    """A signal that no campaign took: nothing is left to restore, and what there is to know is said."""
+    terminated = isinstance(stop, early.Terminated)
+    how = f"terminated by {stop}" if terminated else "interrupted by Ctrl-C"
+    say(f"coldboot {name}: {how}; {_STOPPED.get(name, 'nothing was changed')}")
+    return TERMINATED if terminated else INTERRUPTED
 
 
 def _silence() -> None:
@@ -93,9 +108,8 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
             except ColdbootError as error:
                 say(f"coldboot {name}: {redact_text(spoken(str(error)))}")
                 code = error.exit_code
-            except KeyboardInterrupt:
-                say(f"coldboot {name}: interrupted by Ctrl-C; nothing was changed")
-                code = INTERRUPTED
+            except KeyboardInterrupt as stop:
+                code = _stopped(name, stop)
             except BrokenPipeError:
                 # Whoever read the result (`| head`) has enough.
                 _silence()

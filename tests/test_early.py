@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,6 +63,37 @@ def test_once_a_command_runs_the_signals_are_its_own():
         process.send_signal(signal.SIGINT)
         process.wait(20)
         assert "KeyboardInterrupt" in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "how"),
+    [
+        (signal.SIGINT, 130, "interrupted by Ctrl-C"),
+        (signal.SIGTERM, 143, "terminated by SIGTERM"),
+        (signal.SIGHUP, 143, "terminated by SIGHUP"),
+    ],
+)
+def test_a_signal_after_the_campaign_ends_what_on_end_runs_and_does_not_say_that_nothing_was_changed(
+    tmp_path, number, code, how
+):
+    lives = tmp_path / "lives"
+    os.mkfifo(lives)
+    # More output than a pipe holds: it is waited for when the line comes. Its end of the pipe closes with its life.
+    words = ("/bin/sh", "-c", f"head -c 200000 /dev/zero; exec 3> '{lives}'; echo waited for >&3; exec sleep 600")
+    (tmp_path / "waits.py").write_text(
+        f"{HEARS}early.until_begun()\n"
+        "from orchestrator import on_end\nfrom orchestrator.outermost import command\n"
+        f"@command(unexpected=3)\ndef matrix():\n    return on_end.run({words!r}, {{}}, timeout_s=600) and 0\n"
+        "matrix()\n"
+    )
+    with subprocess.Popen((sys.executable, str(tmp_path / "waits.py")), stderr=subprocess.PIPE, text=True) as process:
+        with lives.open() as life:
+            assert life.readline() == "waited for\n"
+            process.send_signal(number)
+            assert process.wait(20) == code
+            assert select.select([life], [], [], 20)[0] == [life]
+            assert life.read() == ""
+        assert process.stderr.read() == f"coldboot matrix: {how}; no campaign was under way; what is recorded stays\n"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ class Beside:
             self._process.start()
 
     def _alone(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ours are of the process that waits for us
+            signal.signal(number, signal.SIG_DFL)
         try:
             self._work()
         except OSError:
