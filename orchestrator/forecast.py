@@ -1,14 +1,15 @@
 """How long boots will take, from what earlier ones took, and what a budget buys. Pure but for reading old ledgers.
 
-A boot is expected to take what boots of its variant and cache state took on average, else what all boots took, else a
-guess from the load and the deadlines. The budget is spent by the campaign's own rule: no boot begins that would end
-after it, if it took as long as the longest so far.
+A boot is expected to take what boots of its variant and cache state took on average, else what all boots took that were
+completed, else a guess from the load and the deadlines: that another variant died early says nothing about it. The
+budget is spent by the campaign's own rule: no boot begins that would end after it, if it took as long as the longest so
+far.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,11 +49,12 @@ GUESS_TOKENS_PER_S = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One boot that has ended: seconds in all, and of each step."""
+    """One boot that has ended: seconds of each step."""
 
     variant: str
     cache: str
     steps: Mapping[StepName, float]
+    completed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class History:
     source: str
     boots: tuple[Past, ...]
     load_s: float | None = None
+
+    def worth(self, variants: Collection[str]) -> tuple[int, bool]:
+        """How many of these variants it has completed boots of, and whether of any."""
+        completed = {past.variant for past in self.boots if past.completed}
+        return len(completed & set(variants)), bool(completed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +141,21 @@ def history_of(records: Iterable[AnyRecord], source: str) -> History | None:
             own[record.name] = own.get(record.name, 0.0) + record.seconds
         elif isinstance(record, BootEnded) and record.boot_outcome in COUNTED:
             ended.append(record)
-    boots = tuple(Past(one.variant, one.cache, steps[one.boot]) for one in ended if one.boot in steps)
+    boots = tuple(
+        Past(one.variant, one.cache, steps[one.boot], one.boot_outcome == "completed")
+        for one in ended
+        if one.boot in steps
+    )
     said = f"as {'one boot' if len(boots) == 1 else f'{len(boots)} boots'} of {source} took"
     return History(said, boots, planned) if boots else None
 
 
-def newest_history(out: Path, box: str, *, besides: Path) -> History | None:
-    """The same of the experiment on this box whose ledger was written last; None without any that can be read."""
+def best_history(out: Path, box: str, *, besides: Path, variants: Collection[str]) -> History | None:
+    """The same of another experiment on this box: of those written last the one that completed most of these variants.
+
+    None without any that can be read; of equal ones the newest.
+    """
+    found: list[History] = []
     try:
         written = sorted(out.glob(f"*/{RECORDS}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     except OSError:
@@ -155,10 +170,9 @@ def newest_history(out: Path, box: str, *, besides: Path) -> History | None:
             continue
         begun = next((record for record in records if isinstance(record, CampaignStarted)), None)
         if begun is not None and begun.box == box:
-            found = history_of(records, path.parent.name)
-            if found is not None:
-                return found
-    return None
+            history = history_of(records, path.parent.name)
+            found += [] if history is None else [history]
+    return max(found, key=lambda one: one.worth(variants), default=None)
 
 
 # --- what is to come -------------------------------------------------------------------------------------------------
@@ -183,12 +197,14 @@ def forecast(
         time_scale: By how much a rehearsal shortens the phases of a boot.
         headroom: Whether that step is done.
     """
+    guess = _guess(load, levels, time_scale, headroom=headroom)
     if history is None:
-        steps = _guess(load, levels, time_scale, headroom=headroom)
-        return Forecast("a guess: no boot on this box is known yet", tuple(Expected(boot, steps) for boot in todo))
+        return Forecast("a guess: no boot on this box is known yet", tuple(Expected(boot, guess) for boot in todo))
     planned = load_s(load.model_dump(), levels)
     scale = planned / history.load_s if planned and history.load_s else 1.0
-    return Forecast(history.source, tuple(Expected(boot, _mean(history, boot, scale)) for boot in todo))
+    found = [(boot, _mean(history, boot, scale)) for boot in todo]
+    source = history.source if all(steps for _, steps in found) else f"{history.source}; of other variants a guess"
+    return Forecast(source, tuple(Expected(boot, steps or guess) for boot, steps in found))
 
 
 def _guess(load: LoadSpec, levels: int, time_scale: float | None, *, headroom: bool) -> dict[StepName, float]:
@@ -205,9 +221,13 @@ def _guess(load: LoadSpec, levels: int, time_scale: float | None, *, headroom: b
 
 
 def _mean(history: History, boot: PlannedBoot, scale: float) -> dict[StepName, float]:
-    """What the like of it took on average; the trials as long as this load is longer than that one."""
+    """What the like of it took on average; the trials as long as this load is longer than that one.
+
+    Nothing where no boot is like it: none of its variant, and none that was completed.
+    """
     alike = [past for past in history.boots if (past.variant, past.cache) == (boot.variant, boot.cache)]
-    alike = alike or [past for past in history.boots if past.cache == boot.cache] or list(history.boots)
+    completed = [past for past in history.boots if past.completed]
+    alike = alike or [past for past in completed if past.cache == boot.cache] or completed
     names = [name for name in STEPS if any(name in past.steps for past in alike)]
     mean = {name: sum(past.steps.get(name, 0.0) for past in alike) / len(alike) for name in names}
     return {name: seconds * (scale if name == "trials" else 1.0) for name, seconds in mean.items()}

@@ -295,11 +295,15 @@ def _levels(document: Document) -> Iterator[Problem]:
 
 def _loads(data: Mapping[str, Any]) -> dict[KeyPath, Mapping[str, Any]]:
     """Every `load:` of the file that is a mapping, by where it stands: at the top, and under each box."""
-    boxes = data.get("boxes")
     there: dict[KeyPath, Any] = {("load",): data.get("load")}
-    for name, box in boxes.items() if isinstance(boxes, dict) else ():
+    for name, box in _boxes_of(data).items():
         there["boxes", name, "load"] = box.get("load") if isinstance(box, dict) else None
     return {path: load for path, load in there.items() if isinstance(load, dict)}
+
+
+def _boxes_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    boxes = data.get("boxes")
+    return boxes if isinstance(boxes, dict) else {}
 
 
 # --- goals ---------------------------------------------------------------------------------------------------------
@@ -309,9 +313,11 @@ def _measured_levels(document: Document) -> tuple[Level, ...]:
     """The levels that some box measures, as far as they are numbers."""
     data = document.data
     streams = data.get("concurrency", MatrixFile.model_fields["concurrency"].default)
-    lengths = [load.get("input_tokens") for load in _loads(data).values() if "input_tokens" in load]
-    if "input_tokens" not in _loads(data).get(("load",), {}):
-        lengths.append(LoadSpec.model_fields["input_tokens"].default)
+    own = [load for path, load in _loads(data).items() if path != ("load",) and "input_tokens" in load]
+    lengths = [load["input_tokens"] for load in own]
+    if len(own) < len(_boxes_of(data)) or not own:  # some box takes what stands at the top
+        default = LoadSpec.model_fields["input_tokens"].default
+        lengths.append(_loads(data).get(("load",), {}).get("input_tokens", default))
     every = {one for given in lengths for one in (given if isinstance(given, list) else [given])}
     counts = [one for one in streams if isinstance(one, int)] if isinstance(streams, list | tuple) else []
     known = sorted(one for one in every if isinstance(one, int) and not isinstance(one, bool))
@@ -673,3 +679,22 @@ def notes(document: Document) -> Iterator[Problem]:
             if name not in _RESERVED and _switch(value, document.mark(path)):
                 what = f"`{value}` is passed on as the text {value}; a switch is written true or false"
                 yield document.problem(path, what)
+    yield from _overruled(document)
+
+
+def _overruled(document: Document) -> Iterator[Problem]:
+    """Keys of the load at the top that no box takes, since each has its own: they measure nothing."""
+    loads, boxes = _loads(document.data), _boxes_of(document.data)
+    instead = {one: {one, other} for pair in EITHER_LOAD for one, other in (pair, pair[::-1])}
+    for key in loads.get(("load",), {}):
+        taken = {
+            name: next((k for k in loads.get(("boxes", name, "load"), {}) if k in instead.get(key, {key})), None)
+            for name in boxes
+        }
+        if boxes and None not in taken.values():
+            said = ", ".join(
+                f"`{own}` of {name} (line {document.mark(('boxes', name, 'load', own)).line})"
+                for name, own in taken.items()
+                if own is not None
+            )
+            yield document.problem(("load", key), f"counts on no box: {said} is nearer")

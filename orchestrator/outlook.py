@@ -57,6 +57,7 @@ def _head(design: Design, site: Site, found: Forecast) -> str:
             f"({found.source})"
         ),
     ]
+    lines[:0] = [f"note: {note}" for note in design.matrix.notes]
     if plan.plan_name != "fixed":
         lines.append(
             f"plan {plan.plan_name}: blocks are added while something is worth it, up to {plan.looks.last} boots "

@@ -19,7 +19,7 @@ from orchestrator.box.owncaches import precious_of, stores_of
 from orchestrator.box.services import Service, UnitFacts, make_service, own_caches
 from orchestrator.box.transports import Transport
 from orchestrator.errors import ColdbootError, ExperimentChanged, MatrixError, UsageError
-from orchestrator.forecast import Forecast, forecast, history_of, newest_history
+from orchestrator.forecast import Forecast, best_history, forecast, history_of
 from orchestrator.ledger import read, write_private
 from orchestrator.matrix import BoxSpec, Matrix, Variant, differences, load_matrix, select
 from orchestrator.plan import (
@@ -403,11 +403,13 @@ def refuse_changed(
 def expected(design: Design) -> Forecast:
     """How long the boots to come will take, from what earlier ones on this box took, else by a rough guess."""
     box, matrix = design.box, design.matrix
-    history = history_of(design.records, design.folder.name) or newest_history(
-        design.folder.parent, box.name, besides=design.folder
+    todo = design.todo()
+    wanted = {boot.variant for boot in todo}
+    history = history_of(design.records, design.folder.name) or best_history(
+        design.folder.parent, box.name, besides=design.folder, variants=wanted
     )
     return forecast(
-        design.todo(),
+        todo,
         history,
         matrix.effective_load(),
         len(matrix.levels),

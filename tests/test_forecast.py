@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from invoke.context import Context
 from report_samples import sample
 
 from orchestrator import commands, verdict
-from orchestrator.forecast import History, Past, buys, forecast, history_of, newest_history, undecided
+from orchestrator.forecast import History, Past, best_history, buys, forecast, history_of, undecided
 from orchestrator.ledger import to_line
 from orchestrator.matrix import LoadSpec
 from orchestrator.plan import PlannedBoot
@@ -91,9 +92,28 @@ def test_the_newest_other_experiment_on_the_same_box_is_the_experience(tmp_path)
         (tmp_path / name / "records.jsonl").write_bytes(b"".join(lines))
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "records.jsonl").write_bytes(b"{}\n{}\n{}\n")
-    found = newest_history(tmp_path, "gwen", besides=tmp_path / "mine")
+    found = best_history(tmp_path, "gwen", besides=tmp_path / "mine", variants={"a"})
     assert (found.source, found.boots[0].steps) == ("as one boot of old took", {"ready": 10.0})
-    assert newest_history(tmp_path, "nowhere", besides=tmp_path / "mine") is None
+    assert best_history(tmp_path, "nowhere", besides=tmp_path / "mine", variants={"a"}) is None
+
+
+def test_a_boot_that_died_is_no_experience_for_another_variant(tmp_path):
+    whole = [begun(), *boot_records("a", 1, ready=100.0, trials=80.0)]
+    died = [begun(), *boot_records("b", 1, ready=5.0, outcome="crashed")]
+    for age, (name, records) in enumerate((("whole", whole), ("died", died))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
+        os.utime(tmp_path / name / "records.jsonl", (1000 + age, 1000 + age))
+    found = best_history(tmp_path, "gwen", besides=tmp_path / "mine", variants={"a", "b"})
+    assert found.source == "as one boot of whole took"
+    # Alone it tells of its own variant only.
+    alone = history_of(died, "died")
+    assert forecast(planned("b"), alone, LOAD, 2).steps == {"ready": 5.0}
+    other = forecast(planned("a"), alone, LOAD, 2)
+    assert (other.source, other.steps["trials"]) == ("as one boot of died took; of other variants a guess", 2 * 45.0)
+    # Beside a completed boot it does not count for others.
+    both = history_of([*whole, *died[1:]], "both")
+    assert forecast(planned("c"), both, LOAD, 2).steps == {"ready": 100.0, "trials": 80.0}
 
 
 @pytest.mark.parametrize(

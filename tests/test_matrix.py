@@ -145,6 +145,18 @@ def test_yes_and_off_are_text_as_a_flags_value_and_that_is_noted():
     assert note.startswith("matrix.yaml:6: variants.x.enable-prefix-caching: `no` is passed on as the text no;")
 
 
+def test_a_load_that_no_box_takes_is_noted_and_its_lengths_are_no_levels():
+    here = "boxes:\n  here: {unit: vllm.service, load: {input_tokens: 64}}\n"
+    more = "  there: {unit: other.service}\n"
+    rest = "variants: {a: {}}\nconcurrency: [1, 8]\nload: {input_tokens: [512, 8000], window_s: 9}\n"
+    claim = 'claims: ["a > 5 at 8@8000"]\n'
+    (note,) = parse_matrix(here + rest).notes
+    assert note == "matrix.yaml:5: load.input_tokens: counts on no box: `input_tokens` of here (line 2) is nearer"
+    with pytest.raises(MatrixError, match="8000 is no prompt length of `input_tokens:`; accepted: 64"):
+        parse_matrix(here + rest + claim)
+    assert parse_matrix(f"box: here\n{here}{more}{rest}{claim}").notes == ()  # the other box takes it
+
+
 def test_environment_is_passed_as_it_is_written_and_null_takes_it_away():
     matrix = parse_matrix(SMALL + '  x: {env: {A: 1, B: 0.90, C: "true", D: null, E: x y}}\n')
     assert matrix.variant("x").env == {"A": "1", "B": "0.90", "C": "true", "D": None, "E": "x y"}

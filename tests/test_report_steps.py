@@ -128,8 +128,11 @@ def test_a_winner_that_is_production_already_needs_no_drop_in(verdicts):
 
 
 def test_after_a_rehearsal_the_way_to_an_own_box_is_told():
-    last = list(next_steps(sample().verdicts, "gwen"))[-1]
+    rehearsed = sample().verdicts
+    last = list(next_steps(rehearsed, "gwen"))[-1]
     assert last.command == "invoke init --box-host ALIAS --unit UNIT --matrix mine.yaml"
+    *_, own = next_steps(rehearsed, "gwen", Again("invoke", "", " --matrix mine.yaml"))  # which init would not replace
+    assert own.command == "invoke doctor --matrix mine.yaml --box NAME"
 
 
 def test_the_page_and_the_comment_say_them_below_the_headline():

@@ -80,7 +80,10 @@ def next_steps(
             f"what would make {words.clean(winner)} production; it is printed, nothing is changed",
             f"{tool} adopt {winner} --print --experiment {experiment}{options}",
         )
-    if verdicts.rehearsal:
+    if verdicts.rehearsal and again.campaign:  # a matrix of the reader's own, which `init` would not replace
+        text = "this was a rehearsal; fill in the box of yours in that file, then"
+        yield NextStep(text, f"{tool} doctor{again.campaign} --box NAME")
+    elif verdicts.rehearsal:
         yield NextStep(
             "this was a rehearsal; for a box of yours", f"{tool} init --box-host ALIAS --unit UNIT --matrix mine.yaml"
         )
