@@ -7,6 +7,7 @@ in a file.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import tempfile
@@ -33,6 +34,16 @@ _STOPPED = {
     "restore": "it may be half done: run it again",
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _streams() -> None:
+    """A closed stream takes all and keeps nothing; what an encoding has no letter for is a question mark in it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # `>&-`, and some that start us without one
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - the process has it
+        elif isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:
@@ -100,6 +111,7 @@ def command(unexpected: int) -> Callable[[Callable[..., int]], Callable[..., Non
 
         @wraps(function)
         def ended(*args: Any, **kwargs: Any) -> None:
+            _streams()
             try:
                 load_for(function)
                 early.begun()
