@@ -12,7 +12,7 @@ import fcntl
 import gc
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,16 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import LedgerError
-from orchestrator.records import RECORD, AnyRecord, BootEnded, BootStarted, CampaignEnded, CampaignStarted
+from orchestrator.quickread import trial_reader
+from orchestrator.records import (
+    RECORD,
+    AnyRecord,
+    BootEnded,
+    BootStarted,
+    CampaignEnded,
+    CampaignStarted,
+    TrialEnded,
+)
 
 RECORDS = "records.jsonl"
 BOOTS = "boots"
@@ -41,7 +50,10 @@ class Contents:
     torn: bytes
 
 
-def _record(line: bytes, without: Iterable[str] = ()) -> AnyRecord | None:
+def _record(line: bytes, without: Collection[str], trial: Callable[[bytes], TrialEnded | None]) -> AnyRecord | None:
+    quick = trial(line)
+    if quick is not None:
+        return quick
     try:
         data = orjson.loads(line)
         for name in without:
@@ -80,8 +92,9 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(file: BinaryIO, name: str, without: Iterable[str] = ()) -> Contents:
+def _parse(file: BinaryIO, name: str, without: Collection[str] = ()) -> Contents:
     records: list[AnyRecord] = []
+    trial = trial_reader(frozenset(without))
     position = 0
     bad: tuple[int, int] | None = None
     torn = b""
@@ -94,7 +107,7 @@ def _parse(file: BinaryIO, name: str, without: Iterable[str] = ()) -> Contents:
                 f"{name}:{bad[1]}: not a record of this version, and more records follow it",
                 hint="restore the file from a copy, or begin afresh with --new",
             )
-        record = _record(raw, without) if raw.endswith(b"\n") else None
+        record = _record(raw, without, trial) if raw.endswith(b"\n") else None
         if record is None:
             bad, torn = (position, number), raw
         else:
@@ -103,7 +116,7 @@ def _parse(file: BinaryIO, name: str, without: Iterable[str] = ()) -> Contents:
     return Contents(tuple(records), position if bad is None else bad[0], torn)
 
 
-def contents(folder: Path, *, without: Iterable[str] = ()) -> Contents:
+def contents(folder: Path, *, without: Collection[str] = ()) -> Contents:
     """What the ledger of an experiment's folder holds; nothing when there is none yet.
 
     Args:

@@ -77,11 +77,12 @@ class Frozen(BaseModel):
         """One set of field names for all of a class: a set of its own is more than half of what a record takes."""
         object.__setattr__(self, "__pydantic_fields_set__", _fields(type(self)))
 
-    def but(self, **changes: Any) -> Self:
-        """A copy with other values, as `model_copy`, a tenth as long: for whoever changes each of many thousands."""
-        new = object.__new__(type(self))
-        object.__setattr__(new, "__dict__", self.__dict__ | changes)
-        object.__setattr__(new, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+    @classmethod
+    def made(cls, values: dict[str, Any]) -> Self:
+        """One of these from a value for each field, which were checked elsewhere; ten times as fast as pydantic's."""
+        new = object.__new__(cls)
+        object.__setattr__(new, "__dict__", values)
+        object.__setattr__(new, "__pydantic_fields_set__", _fields(cls))
         object.__setattr__(new, "__pydantic_extra__", None)
         object.__setattr__(new, "__pydantic_private__", None)
         return new
@@ -319,7 +320,7 @@ class Deltas:
     seconds: float
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
-    requests_by_reason: dict[str, float] = Field(default_factory=dict)
+    requests_by_reason: dict[str, float] = field(default_factory=dict)
     preemptions: float | None = None
     prefix_cache_queries: float | None = None
     prefix_cache_hits: float | None = None

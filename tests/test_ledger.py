@@ -128,13 +128,6 @@ def test_the_outline_keeps_boots_without_their_commands_and_reads_them_so_again(
     assert read(tmp_path)[0].command == ("vllm", "serve")
 
 
-def test_a_changed_copy_is_as_pydantics_and_leaves_the_first_alone():
-    one = started("b01-a")
-    other = one.but(boot="b02-a")
-    assert other == one.model_copy(update={"boot": "b02-a"})
-    assert (one.boot, other.boot) == ("b01-a", "b02-a")
-
-
 def test_a_torn_last_line_is_said_before_anything_is_made_of_the_rest(tmp_path, capsys):
     (tmp_path / "records.jsonl").write_bytes(to_line(started()) + b'{"v":1')
     with pytest.raises(LedgerError, match="no campaign_started"):
