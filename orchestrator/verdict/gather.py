@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from orchestrator.goals import parse_constraint
 from orchestrator.plan import Plan
 from orchestrator.records import (
     STEPS,
+    THROUGHPUT,
     Answer,
     AnyRecord,
     BootEnded,
@@ -65,6 +67,7 @@ def series_from_records(
     seen = [boot.ended.variant for boot in counted if boot.ended is not None]
     ended = [boot.ended for boot in boots.values() if boot.ended is not None]
     lengths = _lengths(campaigns, counted)
+    asked = _asked(last)
     return Series(
         experiment=last.experiment if last else "",
         box=last.box if last else None,
@@ -77,7 +80,7 @@ def series_from_records(
         concurrency=tuple(sorted({level for campaign in campaigns for level in campaign.concurrency})),
         input_tokens=lengths,
         caches=_caches(boots.values()),
-        boots=tuple(_result(boot, lengths) for boot in counted),
+        boots=tuple(_result(boot, lengths, asked) for boot in counted),
         boots_disturbed=dict(Counter(one.variant for one in ended if one.boot_outcome == "disturbed")),
         boots_aborted=dict(Counter(one.variant for one in ended if one.boot_outcome == "aborted")),
         confounded=_differing(campaigns),
@@ -89,6 +92,14 @@ def series_from_records(
         claims=last.claims if last else (),
         **_looks(plan),
     )
+
+
+def _asked(last: CampaignStarted | None) -> frozenset[str]:
+    """The metrics besides throughput that the experiment is for: of thousands of boots no others are worked out."""
+    if last is None:
+        return frozenset()
+    limits = [parse_constraint(text).metric for text in last.constraints]
+    return frozenset({last.objective.metric, *limits} - {THROUGHPUT})
 
 
 def _notes(campaigns: Iterable[CampaignStarted]) -> tuple[str, ...]:
@@ -194,7 +205,7 @@ def _caches(boots: Iterable[_Boot]) -> tuple[CacheState, ...]:
     return tuple(dict.fromkeys(boot.first.cache for boot in boots)) or ("cold",)
 
 
-def _result(boot: _Boot, lengths: Sequence[int]) -> BootResult:
+def _result(boot: _Boot, lengths: Sequence[int], asked: Collection[str]) -> BootResult:
     ended, answer = boot.ended, boot.answer
     assert ended is not None
     bad = None if answer is None or answer.outcome == "benign" else answer
@@ -213,7 +224,7 @@ def _result(boot: _Boot, lengths: Sequence[int]) -> BootResult:
         died_under_load=ended.died and not before and ended.step in (None, "trials"),
         cause=None if bad is None else bad.cause,
         phase=None if bad is None else bad.phase,
-        levels=_levels(boot.trials, lengths),
+        levels=_levels(boot.trials, lengths, asked),
         at=ended.at,
         covariates=boot.covariates,
     )
@@ -225,15 +236,15 @@ def _before_trials(ended: BootEnded, trials: Sequence[TrialEnded]) -> bool:
     return STEPS.index(ended.step) < STEPS.index("trials")
 
 
-def _levels(trials: Iterable[TrialEnded], lengths: Sequence[int]) -> tuple[LevelResult, ...]:
+def _levels(trials: Iterable[TrialEnded], lengths: Sequence[int], asked: Collection[str]) -> tuple[LevelResult, ...]:
     """One result for each level: windows of one boot describe that boot, so their logs are averaged."""
     by_level: dict[Level, list[TrialEnded]] = {}
     for trial in trials:
         by_level.setdefault(level_of(trial.concurrency, trial.input_tokens, lengths), []).append(trial)
-    return tuple(_level(level, by_level[level]) for level in sorted(by_level))
+    return tuple(_level(level, by_level[level], asked) for level in sorted(by_level))
 
 
-def _level(level: Level, trials: Sequence[TrialEnded]) -> LevelResult:
+def _level(level: Level, trials: Sequence[TrialEnded], asked: Collection[str]) -> LevelResult:
     values = [
         trial.tokens_per_s
         for trial in trials
@@ -249,17 +260,21 @@ def _level(level: Level, trials: Sequence[TrialEnded]) -> LevelResult:
         value=None if failed else value,
         failed=failed,
         valid=bool(values) or failed,
-        metrics={} if failed or not values else _latencies(trials),
+        metrics={} if failed or not values else _latencies(trials, asked),
     )
 
 
-def _latencies(trials: Sequence[TrialEnded]) -> dict[str, float]:
+def _latencies(trials: Sequence[TrialEnded], asked: Collection[str]) -> dict[str, float]:
     """Latencies of valid trials by name; several windows of one boot are one number, as their throughput is."""
+    if not asked:
+        return {}
     counted = [trial for trial in trials if trial.valid and not trial.failed]
     found: dict[str, float] = {}
     for what in ("ttft", "itl", "e2e"):
         seen = [getattr(trial, f"{what}_ms") for trial in counted]
         for quantile in ("p50", "p90", "p99", "max"):
+            if f"{what}_{quantile}_ms" not in asked:
+                continue
             logs = [math.log(value) for value in map(attrgetter(quantile), seen) if value is not None and value > 0]
             if logs:
                 found[f"{what}_{quantile}_ms"] = throughput(math.fsum(logs) / len(logs))
