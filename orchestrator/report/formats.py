@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,6 +17,8 @@ from orchestrator.report.model import View
 
 FIGURES = "figures"
 LIMIT_S = 120.0
+# Written by who draws the pictures: so both cores have about as much to do.
+_WITH_PICTURES = {"cells.csv", "boots.csv"}
 FORMATS: Mapping[str, Callable[[View], str]] = {
     "verdicts.json": verdicts_json.render,
     "report.md": markdown.render,
@@ -39,18 +41,24 @@ def write(view: View, folder: Path) -> tuple[Path, ...]:
     pictures = folder / FIGURES
     try:
         pictures.mkdir(parents=True, exist_ok=True)
-        drawing = Beside(lambda: _draw(view, pictures))
-        written = [_replace(folder / name, render(view).encode("utf-8")) for name, render in FORMATS.items()]
-        drawing.finish()
+        beside = Beside(lambda: _draw(view, folder))
+        _texts(view, folder, FORMATS.keys() - _WITH_PICTURES)
+        beside.finish()
     except OSError as error:
         raise LedgerError(f"{folder}: the report cannot be written: {error.strerror}") from error
     drawn = (pictures / f"{name}.png" for name in figures.FIGURES)
-    return (*written, *(path for path in drawn if path.exists()))
+    return (*(folder / name for name in FORMATS), *(path for path in drawn if path.exists()))
 
 
-def _draw(view: View, pictures: Path) -> None:
+def _texts(view: View, folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        _replace(folder / name, FORMATS[name](view).encode("utf-8"))
+
+
+def _draw(view: View, folder: Path) -> None:
     """The figures, and none of an earlier report that this one has no data for: it would tell of what is not there."""
-    charts = figures.charts(view)
+    _texts(view, folder, FORMATS.keys() & _WITH_PICTURES)
+    pictures, charts = folder / FIGURES, figures.charts(view)
     for chart in charts:
         _replace(pictures / f"{chart.name}.png", chart.png())
     for name in set(figures.FIGURES) - {chart.name for chart in charts}:
