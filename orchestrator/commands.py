@@ -172,6 +172,8 @@ def report_(
     compare: str | None = None,
 ) -> int:
     """Ledger to verdicts and report, in every format; needs no box."""
+    if compare is not None and explain is not None:
+        raise UsageError("--compare and --explain at once", hint="one of the two; each prints a text of its own")
     folder = find_experiment(Path(out), experiment)
     if compare is not None:
         first = kept.experiment(folder, tell=experiment is not None)

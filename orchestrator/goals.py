@@ -123,6 +123,8 @@ def parse_claim(text: str, variants: frozenset[str]) -> Claim:
             raise GoalError(
                 f"`{shortened(text)}`: {what} {shortened(number)}, where a finite number above 0 has to stand"
             )
+    if value is None and match["one"] == match["other"]:
+        raise GoalError(f"`{shortened(text)}` compares a variant with itself")
     return Claim(
         text=" ".join(text.split()),
         one=match["one"],

@@ -6,6 +6,7 @@ in a file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -47,8 +48,9 @@ def _streams() -> None:
 
 
 def say(text: str) -> None:
-    """One message on standard error."""
-    sys.stderr.write(folded(text.rstrip("\n"), width(sys.stderr)) + "\n")
+    """One message on standard error. Where that is full the command goes on: its result and exit code matter more."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(folded(text.rstrip("\n"), width(sys.stderr)) + "\n")
 
 
 def show(text: str) -> None:

@@ -198,6 +198,16 @@ def test_a_full_disk_below_the_result_is_one_clear_line():
     ]
 
 
+def test_a_full_disk_below_the_messages_takes_neither_the_result_nor_its_exit_code(tmp_path):
+    argv = (sys.executable, "-m", "invoke", "judge", "--series", "examples/seed-series.yaml", "--json")
+    text = {"stdout": subprocess.PIPE, "text": True, "timeout": 120}
+    wrong = (sys.executable, "-m", "invoke", "report", "--out", str(tmp_path), "--compare", "a,b", "--explain", "a")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, check=False, cwd=ROOT, stderr=full, **text)
+        refused = subprocess.run(wrong, check=False, cwd=ROOT, stderr=full, **text)
+    assert (done.returncode, json.loads(done.stdout)["schema"], refused.returncode) == (0, 1, 4)
+
+
 def test_a_message_spells_its_task_as_it_is_typed(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         commands.box_helper(Context(), matrix=str(tmp_path / "none.yaml"))

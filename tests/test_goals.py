@@ -87,6 +87,7 @@ def test_what_is_no_constraint_says_why(text, said):
         ("spec-1 >= spec-3 at 1 and 8", "`at 1 and 8` names no levels"),
         ("spec-1 >= 60 tok/s at 8@", "`at 8@` names no levels"),
         ("spec-1 >= spec-3 at " + "9" * 5000, "names no levels"),
+        ("spec-1 >= 1x spec-1 at 1", "compares a variant with itself"),
     ],
 )
 def test_what_is_no_claim_says_which_part_was_not_understood(text, said):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 
 import pytest
 from journal_support import INVOCATION, cases, entries_of, kernel, said, systemd
@@ -359,6 +360,26 @@ def test_all_gives_a_list_with_the_invocations(journal):
 def test_standard_input_is_read_for_a_dash(journal, monkeypatch):
     monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": io.BytesIO(journal.read_bytes())}))
     assert main_answer("-").value["cause"] == "max_len_exceeds_kv"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("CUDA out of memory".encode("utf-16"), "UTF-16 text"),
+        (b"\0" * 9000, "no text"),
+        (random.Random(1).randbytes(9000), "no text"),
+    ],
+)
+def test_what_is_no_text_is_no_healthy_boot(tmp_path, data, said):
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(JournalError, match=said) as refused:
+        main_answer(tmp_path / "log")
+    assert refused.value.exit_code == 4
+
+
+def test_strange_letters_here_and_there_are_text(tmp_path):
+    (tmp_path / "log").write_bytes("Größe, Länge: 5 µs\n".encode("latin-1") * 300 + b"\0" * 500)
+    assert main_answer(tmp_path / "log").value["outcome"] == "benign"
 
 
 def test_an_empty_missing_or_foreign_file_is_refused_with_exit_4(tmp_path, journal):

@@ -113,6 +113,11 @@ def test_a_level_that_only_one_side_has_is_no_ratio():
     assert found.levels == (Level(1),)
 
 
+def test_nothing_is_compared_with_itself():
+    with pytest.raises(UsageError, match="fast with itself"):
+        pair("fast,fast", made(fast=FAST))
+
+
 def test_a_variant_without_any_value_cannot_be_compared():
     ((a, b),) = pair("fast,dead", made(fast=FAST, dead=[{1: None, 8: None}] * 3))
     assert sentence(compare(a, b)) == "fast and dead cannot be compared: dead has no value."

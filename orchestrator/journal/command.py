@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 from orchestrator.errors import JournalError
 from orchestrator.journal.classifier import DEFAULT, Classifier
@@ -16,6 +19,8 @@ from orchestrator.journal.rules import RuleSet
 from orchestrator.records import Answer, Timeline
 
 _SHOWN = 160
+_HEAD = 4096
+_STRANGE = 0.3  # of the head, beyond which it is no text
 _AGAIN = {True: "yes", False: "no, another boot may pass", None: "it depends"}
 
 
@@ -45,12 +50,13 @@ def main_answer(
         rules: What lines mean.
 
     Raises:
-        JournalError: The file is empty or cannot be read, or holds no entry of that InvocationID.
+        JournalError: The file is empty, no text or cannot be read, or holds no entry of that InvocationID.
     """
     classifier = Classifier(rules, unit=unit, invocation=invocation)
     name = "standard input" if str(path) == "-" else str(path)
     try:
         with _opened(path) as file:
+            _refuse_binary(file, name)
             classifier.feed_file(file)
     except OSError as error:
         raise JournalError(f"{name}: cannot be read: {error.strerror or error}") from error
@@ -68,11 +74,21 @@ def main_answer(
     )
 
 
-def _opened(path: str | Path) -> AbstractContextManager[BinaryIO]:
+def _refuse_binary(file: BufferedReader, name: str) -> None:
+    """What is no text would be taken for the journal of a boot without a fault."""
+    head = file.peek(_HEAD)[:_HEAD]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise JournalError(f"{name}: UTF-16 text", hint=f"iconv -f UTF-16 -t UTF-8 {shlex.quote(name)} > FILE")
+    # Binary fields of `-o export` have some zero bytes, in their lengths; other encodings have some strange letters.
+    if head.count(0) + head.decode(errors="replace").count("\N{REPLACEMENT CHARACTER}") > _STRANGE * len(head):
+        raise JournalError(f"{name}: no text", hint="give it `journalctl -o json -u UNIT`, or a log file")
+
+
+def _opened(path: str | Path) -> AbstractContextManager[BufferedReader]:
     if str(path) == "-":
         if sys.stdin is None:
             raise JournalError("standard input is closed", hint="give classify a file, or pipe a journal into it")
-        return nullcontext(sys.stdin.buffer)
+        return nullcontext(cast("BufferedReader", sys.stdin.buffer))
     return Path(path).open("rb")
 
 

@@ -121,6 +121,8 @@ def pairs(text: str, current: Experiment, other: Callable[[str], Experiment | No
             "of variants or of experiments, as spec-1,no-spec or gwen,gwen.2",
             hint=f"variants of {current.name}: {there}",
         )
+    if named[0] == named[1]:
+        raise UsageError(f"--compare: {named[0]} with itself")
     first, second = (_meant(word, current, other) for word in named)
     if isinstance(first, Side) and isinstance(second, Side):
         return ((first, second),)
