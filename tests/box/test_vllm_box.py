@@ -295,7 +295,10 @@ def test_what_clients_got_is_what_the_server_counted_to_the_token_and_to_the_req
         told = [request["completion_tokens"] for request in any_campaign.raw(trial, "requests")]
         assert sum(told) == trial["client_tokens"]
         assert whole["prompt_tokens"] == sum(r["prompt_tokens"] for r in any_campaign.raw(trial, "requests"))
-        assert trial["rulers"]["usage"] == pytest.approx(trial["rulers"]["counter"], rel=0.01)
+        # On a busy machine a read of the counter takes long; the trial says by how much its window is uncertain then.
+        unsure = [float(share) for text in trial["warnings"] for share in re.findall(r"uncertain by ([\d.]+)%", text)]
+        within = 0.01 + sum(unsure) / 100
+        assert trial["rulers"]["usage"] == pytest.approx(trial["rulers"]["counter"], rel=within)
         assert trial["tokens_per_s"] == (trial["rulers"]["counter"] if trial["valid"] else None)
 
 
