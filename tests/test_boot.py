@@ -246,7 +246,7 @@ def test_each_concurrency_is_measured_at_each_prompt_length_and_longer_prompts_a
     bench.boot(bench.launch(1))
     assert (bench.end.boot_outcome, bench.step("headroom").facts["prompt_tokens"]) == ("completed", 4000)
     good = on_time(bench)
-    assert [str(trial.level) for trial in good] == ["1@16", "2@16", "1@4000", "2@4000"]
+    assert [(trial.concurrency, trial.input_tokens) for trial in good] == [(1, 16), (2, 16), (1, 4000), (2, 4000)]
     short, long = ([trial.tokens_per_s for trial in good if trial.input_tokens == n] for n in (16, 4000))
     assert all(slow < fast for slow, fast in zip(long, short, strict=True))
     rows = (bench.boot_folder("b01-v") / "requests-c2@4000.jsonl").read_bytes().splitlines()
@@ -261,7 +261,7 @@ def test_a_length_that_the_engine_has_no_room_for_is_told_and_the_others_are_mea
     bench.boot(bench.launch(1))
     assert bench.end.boot_outcome == "completed"
     short, long = bench.trials[-2:]
-    assert (short.valid, str(short.level), long.valid, long.failed) == (True, "1@16", False, False)
+    assert (short.valid, short.input_tokens, long.valid, long.failed) == (True, 16, False, False)
     assert long.invalid_reasons == (
         "too_long: 98300 tokens in and 8 out do not fit into the engine's context of 98304",
     )
