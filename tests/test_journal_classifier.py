@@ -358,7 +358,7 @@ def test_all_gives_a_list_with_the_invocations(journal):
 
 
 def test_standard_input_is_read_for_a_dash(journal, monkeypatch):
-    monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": io.BytesIO(journal.read_bytes())}))
+    monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": io.BufferedReader(io.BytesIO(journal.read_bytes()))}))
     assert main_answer("-").value["cause"] == "max_len_exceeds_kv"
 
 
